@@ -1,0 +1,32 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer: both create .venv and install into it.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types unit clean
+
+.venv/demo.stamp: pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable .
+	touch $@
+
+.venv/dev.stamp: pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[train,parquet,zh,dev]'
+	touch $@
+
+demo: .venv/demo.stamp
+	$(BIN)/python examples/demo.py out/demo
+
+test: lint types unit
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+
+types: .venv/dev.stamp
+	$(BIN)/mypy
+
+unit: .venv/dev.stamp
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache

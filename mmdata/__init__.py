@@ -1,0 +1,31 @@
+"""mmdata: JSONL in, clean deduplicated tokenized Megatron shards out.
+
+Public names load on first use, so `import mmdata` stays far below 0.3 s.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmdata.errors import MMDataError as MMDataError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "MMDataError": "mmdata.errors",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'mmdata' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""mmdata_train: fine-tuning on mmdata's shards in any parallel layout."""
