@@ -1,0 +1,20 @@
+"""The one way numba kernels are declared here.
+
+`kernel` compiles on first call, releases the GIL, and caches machine code beside the source, or in the user's cache
+folder when the installation is read-only (numba picks the first writable place). Importing this module imports numba
+(about half a second), so only modules that hold kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile `function` in nopython mode with an on-disk cache and without the GIL; integer overflow wraps."""
+    return cast(Function, numba.njit(cache=True, nogil=True)(function))
