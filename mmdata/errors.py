@@ -2,11 +2,24 @@
 
 MMDataError
 ├── UsageError            wrong options or values (exit code 2 on the command line)
+│   └── NotOfferedError, MissingPackageError
 ├── InputError            input files that cannot be found, read or decoded
+│   └── InputTruncatedError, InputCorruptError
 ├── OutputError           output that cannot be written: exists, unwritable, disk full
+│   └── OutputExistsError, DiskFullError, OutputReplacedError, CheckpointError
 ├── ShardError            a shard on disk that lies, is incomplete or does not fit the request
+│   ├── ShardNotFoundError, IndexTruncatedError, BadMagicError, UnsupportedVersionError, UnknownDtypeError
+│   ├── IndexSizeError, DocumentIndexError, PointerError, SequenceLengthError, BinSizeError
+│   ├── SequenceRangeError, ShortReadError, RemoteStorageError
+│   ├── ManifestError, ManifestMismatchError, ChecksumError, TokenizerMismatchError
+│   ├── SidecarMissingError, SidecarMismatchError
+│   └── TokenRangeError, LengthMismatchError, SequenceTooLongError, EodPlacementError, EmptySequenceError,
+│       DtypeMergeError, RepairError
 ├── TokenizerError        a tokenizer that cannot be loaded or does not fit the data
+│   ├── TokenizerNotFoundError, TokenizerFormatError, TokenizerEngineError, TokenizerChangedError
+│   └── TokenizerEodError, TokenizerTextError
 ├── RunError              a worker died, the ledger disagrees, the run was interrupted
+│   └── WorkerDiedError, WorkFolderBusyError, LedgerMismatchError, LedgerDamagedError
 ├── RecipeError           a cleaning recipe that cannot be understood
 ├── DedupError            deduplication parameters or an index that do not fit
 ├── ChatError             records or templates that cannot be rendered
@@ -27,8 +40,24 @@ class UsageError(MMDataError):
     """An option or a value is wrong; the message names the nearest valid one."""
 
 
+class NotOfferedError(UsageError):
+    """Something this version does not do was asked for by name; the message names what does the job."""
+
+
+class MissingPackageError(UsageError):
+    """An optional package is needed; the message gives the pip command."""
+
+
 class InputError(MMDataError):
     """An input cannot be found, read or decoded."""
+
+
+class InputTruncatedError(InputError):
+    """A compressed file or a JSON array ends in the middle; the message names the last whole record."""
+
+
+class InputCorruptError(InputError):
+    """Compressed data fail their own checks, or a JSON array goes on after its end."""
 
 
 class OutputError(MMDataError):
@@ -36,15 +65,188 @@ class OutputError(MMDataError):
 
 
 class ShardError(MMDataError):
-    """A shard on disk lies, is incomplete, or does not fit the request."""
+    """A shard on disk lies, is incomplete, or does not fit the request.
+
+    path: the file at fault. where: the place in it (a sequence, a document, a byte). remedy: what to do.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | None = None, where: str | None = None, remedy: str | None = None
+    ) -> None:
+        head = ", ".join(part for part in (path, where) if part)
+        text = f"{head}: {message}" if head else message
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+        self.path = path
+        self.where = where
+        self.remedy = remedy
+
+
+class ShardNotFoundError(ShardError):
+    """`.bin` or `.idx` of a shard is missing."""
+
+
+class IndexTruncatedError(ShardError):
+    """`.idx` is shorter than its 34-byte header."""
+
+
+class BadMagicError(ShardError):
+    """`.idx` does not begin with the format's magic bytes."""
+
+
+class UnsupportedVersionError(ShardError):
+    """`.idx` has a version other than 1."""
+
+
+class UnknownDtypeError(ShardError):
+    """`.idx` names a dtype code the format does not have, or a dtype without a code was asked for."""
+
+
+class IndexSizeError(ShardError):
+    """`.idx` is not as long as its own counts say."""
+
+
+class DocumentIndexError(ShardError):
+    """The document indices do not start at 0, do not end at the number of sequences, or decrease."""
+
+
+class PointerError(ShardError):
+    """A sequence pointer does not follow from the one before it and the length."""
+
+
+class SequenceLengthError(ShardError):
+    """A sequence has a negative length."""
+
+
+class BinSizeError(ShardError):
+    """`.bin` is shorter or longer than the index says."""
+
+
+class SequenceRangeError(ShardError, IndexError):
+    """A sequence, a document, or a range inside a sequence was asked for that does not exist."""
+
+
+class ShortReadError(ShardError):
+    """Remote storage gave fewer bytes than were asked for."""
+
+
+class RemoteStorageError(ShardError):
+    """A remote address cannot be read: the extra is not installed, or the store refused."""
+
+
+class ManifestError(ShardError):
+    """A manifest is not JSON, has an unknown version, or has missing, unknown or mistyped keys."""
+
+
+class ManifestMismatchError(ShardError):
+    """The manifest and the shard disagree on dtype, counts, sizes or layout."""
+
+
+class ChecksumError(ShardError):
+    """A file holds other bytes than the manifest says."""
+
+
+class TokenizerMismatchError(ShardError):
+    """A shard was made with another tokenizer than the one in use."""
+
+
+class SidecarMissingError(ShardError):
+    """The manifest or the request needs a sidecar that is not there."""
+
+
+class SidecarMismatchError(ShardError):
+    """A sidecar does not fit its shard."""
+
+
+class TokenRangeError(ShardError):
+    """A token is outside the vocabulary or the dtype."""
+
+
+class LengthMismatchError(ShardError):
+    """Lengths do not add up to the tokens, or documents not to the sequences."""
+
+
+class SequenceTooLongError(ShardError):
+    """A sequence has more tokens than a signed 32-bit length holds."""
+
+
+class EodPlacementError(ShardError):
+    """A document does not end with the end-of-document token, or has one inside."""
+
+
+class EmptySequenceError(ShardError):
+    """A sequence holds no token."""
+
+
+class DtypeMergeError(ShardError):
+    """The dtypes of the parts to merge have no common integer dtype."""
+
+
+class RepairError(ShardError):
+    """A shard cannot be repaired with what is there; the message says what is missing."""
+
+
+class OutputExistsError(OutputError):
+    """A file of that name exists and `overwrite` was not given."""
+
+
+class DiskFullError(OutputError):
+    """The disk is full or the quota is used up."""
+
+
+class OutputReplacedError(OutputError):
+    """Another writer took over the unfinished files of this one."""
+
+
+class CheckpointError(OutputError):
+    """Unfinished files do not fit the checkpoint they are to be continued from."""
 
 
 class TokenizerError(MMDataError):
     """A tokenizer cannot be loaded or does not fit the data."""
 
 
+class TokenizerNotFoundError(TokenizerError):
+    """No tokenizer stands at the path; the message says which files were looked for."""
+
+
+class TokenizerFormatError(TokenizerError):
+    """A tokenizer file is there but cannot be understood, or needs something named beside it."""
+
+
+class TokenizerEngineError(TokenizerError):
+    """The engine asked for cannot load this tokenizer, or failed its self-check."""
+
+
+class TokenizerChangedError(TokenizerError):
+    """The tokenizer files changed between planning a run and loading them in a worker."""
+
+
+class TokenizerEodError(TokenizerError):
+    """There is no end-of-document token, or the one asked for is not in the vocabulary."""
+
+
+class TokenizerTextError(TokenizerError):
+    """A text cannot be encoded: it holds a lone surrogate, or ids cannot be decoded."""
+
+
 class RunError(MMDataError):
     """A run failed or was interrupted: a dead worker, a ledger that disagrees."""
+
+
+class WorkerDiedError(RunError):
+    """A worker process ended twice on one item (killed, out of memory, crashed); the message names the item."""
+
+
+class WorkFolderBusyError(RunError):
+    """Another run that is still alive holds the work folder."""
+
+
+class LedgerMismatchError(RunError):
+    """The unfinished run in a work folder was started with other options or inputs; the message names them."""
+
+
+class LedgerDamagedError(RunError):
+    """A ledger holds something its writer never wrote, before its last line."""
 
 
 class RecipeError(MMDataError):
@@ -59,5 +261,17 @@ class ChatError(MMDataError):
     """A chat record or template cannot be rendered."""
 
 
+class ChatTemplateError(ChatError):
+    """A chat template cannot be found, does not compile, or does what cannot be followed exactly."""
+
+
+class ChatRecordError(ChatError):
+    """A conversation does not fit: unknown role, wrong order, no answer, or the template refused it."""
+
+
 class SamplesError(MMDataError):
     """A sample index cannot be built, or does not fit its shard."""
+
+
+class PackingError(SamplesError):
+    """Sequences cannot be packed: one is longer than a bin, or the lengths are no lengths."""
