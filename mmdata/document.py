@@ -74,10 +74,15 @@ class Drop:
 
 @dataclass(slots=True, frozen=True)
 class Reject:
-    """A record that could not be read; one line of `PREFIX_rejects.jsonl` (the excerpt is masked there)."""
+    """A record that could not be read; one line of `PREFIX_rejects.jsonl`.
+
+    cause: a short fixed name the report counts by, such as `bad-json`. reason: the whole sentence. excerpt: the
+    record's first characters, masked.
+    """
 
     path: str
     input_number: int
     line: int
+    cause: str
     reason: str
     excerpt: str
