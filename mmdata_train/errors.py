@@ -1,0 +1,65 @@
+"""Every error a user of the training package can meet, as one tree below MMDataError.
+
+MMDataError
+└── TrainError
+    ├── ConfigError           a value in the configuration is wrong (exit code 2); names the values that would work
+    │   └── LayoutError       degrees of parallelism that do not fit the world, the batch or each other
+    ├── SamplerError          an order of samples that cannot be given
+    │   ├── SamplesExhausted  the run asks for more samples than its index holds
+    │   └── SamplerStateError a saved position that belongs to another order of samples
+    ├── ModelError            a model that cannot be built, read or loaded
+    ├── CheckpointError       a checkpoint that cannot be written, found or trusted
+    ├── StepError             training that cannot go on: too many non-finite steps, a batch of the wrong shape
+    └── DataError             shards that do not fit the model, the tokenizer or the checkpoint
+        └── BatchMismatch     ranks that must hold the same batch hold different ones
+
+A message names the value met, the limit and what to do. `assert` is for our own mistakes.
+"""
+
+from __future__ import annotations
+
+from mmdata.errors import MMDataError, UsageError
+
+
+class TrainError(MMDataError):
+    """Base of every error of the training package."""
+
+
+class ConfigError(TrainError, UsageError):
+    """A value in the configuration is wrong; the message lists the values that would work."""
+
+
+class LayoutError(ConfigError):
+    """Degrees of parallelism that do not fit the world size, the batch sizes or each other."""
+
+
+class SamplerError(TrainError):
+    """An order of samples that cannot be given, such as fewer samples than one global batch."""
+
+
+class SamplesExhausted(SamplerError):
+    """The run asks for a step beyond the last sample of its index."""
+
+
+class SamplerStateError(SamplerError):
+    """A saved position belongs to another order of samples; the message shows both fingerprints."""
+
+
+class ModelError(TrainError):
+    """A model that cannot be built, read or loaded: sizes that disagree, a folder of an unknown architecture."""
+
+
+class CheckpointError(TrainError):
+    """A checkpoint that cannot be written, found or trusted."""
+
+
+class StepError(TrainError):
+    """Training cannot go on: too many non-finite steps in a row, or a batch of the wrong shape."""
+
+
+class DataError(TrainError):
+    """Shards that do not fit the model, the tokenizer or the checkpoint."""
+
+
+class BatchMismatch(DataError):
+    """Ranks that must hold the same batch (tensor peers, first and last stage) hold different ones."""
