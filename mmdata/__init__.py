@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdata.errors import MMDataError as MMDataError
+    from mmdata.indexed.manifest import Manifest as Manifest
+    from mmdata.indexed.reader import IndexedDataset as IndexedDataset
+    from mmdata.indexed.writer import ShardWriter as ShardWriter
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "IndexedDataset": "mmdata.indexed.reader",
+    "Manifest": "mmdata.indexed.manifest",
+    "ShardWriter": "mmdata.indexed.writer",
     "MMDataError": "mmdata.errors",
 }
 

@@ -1,0 +1,270 @@
+"""Writes a shard: tokens go straight to disk, lengths to scratch files, and the pair takes its names at the end.
+
+Adding in bulk costs one range check, one cast, one hash and one write of the tokens. Memory is flat. A writer is
+not thread-safe; one writer at a time may work on a prefix.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.errors import CheckpointError, LengthMismatchError
+from mmdata.indexed.durable import FileDigest, PartialFile, digest_file, disk_faults, remove, stage_beside
+from mmdata.indexed.paths import PARTIAL, bin_path, clean_prefix, idx_path
+from mmdata.indexed.publish import SealedShard, publish_shard, refuse_existing
+from mmdata.indexed.spool import IndexSpool
+from mmdata.indexed.tokens import TokenRange, checked_ends, checked_lengths, checked_modes
+
+# Tokens are cast, hashed and written in pieces that stay in a core's cache.
+_PIECE: Final = 1 << 17
+_ONE: Final = np.ones(1, np.int64)
+
+
+class ShardWriter:
+    """Writes `PREFIX.bin` and `PREFIX.idx`.
+
+    with ShardWriter("out", vocab_size=50257) as writer:
+        writer.add_document([1, 2, 3])
+
+    Leaving the block without an exception publishes the pair. An exception leaves nothing at the final names, and no
+    unfinished file either, unless a checkpoint was taken: then they stay for `resume`.
+    """
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str],
+        *,
+        vocab_size: int | None = None,
+        dtype: Any = None,
+        work_dir: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        multimodal: bool = False,
+    ) -> None:
+        """Start a shard.
+
+        vocab_size: number of token ids, added tokens counted; tokens are checked against it, and it decides the dtype
+        (uint16 below 65,500, else int32; int32 when unknown). dtype: overrides that. work_dir: where unfinished files
+        grow, by default beside the output; keep it on the same file system. multimodal: keep one mode byte a sequence.
+        Raises OutputExistsError when a file of the shard exists and not `overwrite`, OutputError, UsageError.
+        """
+        self._configure(prefix, TokenRange.of(vocab_size, dtype), work_dir, overwrite, multimodal)
+        if not overwrite:
+            refuse_existing(self.prefix)
+        with disk_faults(self._stem):
+            os.makedirs(os.path.dirname(self._stem) or ".", exist_ok=True)
+            os.makedirs(os.path.dirname(self.prefix) or ".", exist_ok=True)
+        self._bin = PartialFile.create(self._bin_partial, hashed=True)
+        try:
+            self._spool = IndexSpool(self._stem, multimodal=multimodal)
+        except BaseException:
+            self._bin.discard()
+            raise
+
+    def _configure(
+        self,
+        prefix: str | os.PathLike[str],
+        token_range: TokenRange,
+        work_dir: str | os.PathLike[str] | None,
+        overwrite: bool,
+        multimodal: bool,
+    ) -> None:
+        self.prefix = clean_prefix(prefix)
+        self.dtype = token_range.dtype
+        self.tokens = 0
+        self._range = token_range
+        self._overwrite = overwrite
+        self._multimodal = multimodal
+        self._stem = self.prefix if work_dir is None else os.path.join(work_dir, os.path.basename(self.prefix))
+        self._bin_partial = bin_path(self._stem) + PARTIAL
+        self._checkpointed = False
+        self._sealed: SealedShard | None = None
+        self._closed = False
+
+    @classmethod
+    def resume(
+        cls,
+        prefix: str | os.PathLike[str],
+        state: dict[str, Any],
+        *,
+        vocab_size: int | None = None,
+        dtype: Any = None,
+        work_dir: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+    ) -> ShardWriter:
+        """Go on from `checkpoint()`'s state with the same arguments as before; what was added since is cut off.
+
+        Reads what is there once, to go on hashing and to prove that it is what the checkpoint saw. A publication
+        that was cut short is taken back first. Raises CheckpointError when files or arguments do not fit the state.
+        """
+        writer = cls.__new__(cls)
+        multimodal = bool(state.get("multimodal"))
+        writer._configure(prefix, TokenRange.of(vocab_size, dtype), work_dir, overwrite, multimodal)
+        try:
+            bin_bytes, sequences, documents = (int(state[k]) for k in ("bin_bytes", "sequences", "documents"))
+            digest, dtype_name = str(state["bin_xxh3_128"]), state["dtype"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{writer.prefix}: the checkpoint state is not one of this writer") from error
+        if dtype_name != writer.dtype.name:
+            raise CheckpointError(f"{writer.prefix}: the checkpoint is of {dtype_name}, not {writer.dtype.name}")
+        writer.tokens = bin_bytes // writer.dtype.itemsize
+        writer._spool = IndexSpool(writer._stem, multimodal=multimodal, resume_at=(sequences, documents))
+        try:
+            writer._spool.check_resumed(writer.tokens)
+            writer._take_back(FileDigest(bin_bytes, digest))
+            writer._bin = PartialFile.reopen(writer._bin_partial, bin_bytes, digest=digest)
+        except BaseException:
+            writer._spool.close()
+            raise
+        writer._checkpointed = True
+        return writer
+
+    def _take_back(self, seen: FileDigest) -> None:
+        """Undo a publication cut short: the token file had its name already, the scratch files were still there."""
+        published = bin_path(self.prefix)
+        if os.path.exists(self._bin_partial) or not os.path.exists(published):
+            return
+        if digest_file(published, seen.size) != seen:
+            raise CheckpointError(
+                f"{self._bin_partial}: gone, and {published} is not what the checkpoint saw; start afresh"
+            )
+        with disk_faults(published):
+            remove(idx_path(self.prefix))
+            os.replace(stage_beside(published, self._bin_partial), self._bin_partial)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences added so far."""
+        return self._spool.sequences
+
+    @property
+    def documents(self) -> int:
+        """Documents added so far."""
+        return self._spool.documents
+
+    def add_document(self, tokens: Any, lengths: Any = None, modes: Any = None) -> None:
+        """Add one document.
+
+        tokens: flat list or array of ids. lengths: tokens of each of its sequences; by default one sequence, or none
+        when there are no tokens (an empty document). modes: one mode byte a sequence, multimodal shards only.
+        Raises TokenRangeError, LengthMismatchError, SequenceTooLongError; then nothing was added.
+        """
+        array = self._range.checked(tokens, self.prefix)
+        if lengths is None:
+            lengths = [array.size] if array.size else []
+        counts = checked_lengths(lengths, array.size, self.prefix)
+        self._append(array, counts, _ONE * counts.size, modes)
+
+    def add_documents(self, tokens: Any, lengths: Any, documents: Any = None, modes: Any = None) -> None:
+        """Add many documents at once.
+
+        tokens: flat ids of all. lengths: tokens of each sequence, adding up to the tokens. documents: sequences of each
+        document, adding up to the sequences; without it each length is a document of its own, and a length of 0 is an
+        empty document with no sequence. modes: one mode byte a sequence, multimodal shards only.
+        Raises TokenRangeError, LengthMismatchError, SequenceTooLongError; then nothing was added.
+        """
+        array = self._range.checked(tokens, self.prefix)
+        counts = checked_lengths(lengths, array.size, self.prefix)
+        if documents is not None:
+            ends = checked_ends(documents, counts.size, self.prefix)
+        elif counts.size and int(counts.min()) == 0:
+            filled = counts > 0
+            ends = np.cumsum(filled, dtype=np.int64)
+            modes = None if modes is None else checked_modes(modes, counts.size, self.prefix)[filled]
+            counts = counts[filled]
+        else:
+            ends = np.arange(1, counts.size + 1, dtype=np.int64)
+        self._append(array, counts, ends, modes)
+
+    def _append(self, array: NDArray[Any], lengths: NDArray[Any], ends: NDArray[np.int64], modes: Any) -> None:
+        assert not self._closed, "the writer is closed"
+        if modes is not None:
+            if not self._multimodal:
+                raise LengthMismatchError(
+                    "modes were given", path=self.prefix, remedy="open the writer with multimodal=True"
+                )
+            modes = checked_modes(modes, lengths.size, self.prefix)
+        for start in range(0, array.size, _PIECE):
+            self._bin.append(np.ascontiguousarray(array[start : start + _PIECE], self.dtype))
+        self.tokens += int(array.size)
+        self._spool.add(lengths, ends, modes)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Make everything added so far durable and return a small JSON state for `resume`."""
+        assert not self._closed, "the writer is closed"
+        self._bin.sync()
+        self._spool.sync()
+        self._checkpointed = True
+        return {
+            "bin_bytes": self._bin.size,
+            "bin_xxh3_128": self._bin.xxh3_128,
+            "sequences": self.sequences,
+            "documents": self.documents,
+            "dtype": self.dtype.name,
+            "multimodal": self._multimodal,
+        }
+
+    def seal(self) -> SealedShard:
+        """Finish both files under their temporary names, flushed and hashed, for `publish_shard`.
+
+        For shards with sidecars or a manifest; others just close. Raises OutputError, DiskFullError.
+        """
+        if self._sealed is not None:
+            return self._sealed
+        assert not self._closed, "the writer is closed"
+        self._bin.seal()
+        self._spool.seal()
+        idx_partial = idx_path(self._stem) + PARTIAL
+        index = self._spool.write_index(idx_partial, self.dtype)
+        self._closed = True
+        self._sealed = SealedShard(
+            prefix=self.prefix,
+            dtype=self.dtype,
+            sequences=self.sequences,
+            documents=self.documents,
+            tokens=self.tokens,
+            multimodal=self._multimodal,
+            bin=FileDigest(self._bin.size, self._bin.xxh3_128),
+            idx=index,
+            bin_partial=self._bin_partial,
+            idx_partial=idx_partial,
+            scratch=self._spool.scratch,
+        )
+        return self._sealed
+
+    def close(self) -> SealedShard:
+        """Finish and publish the pair; returns counts and hashes. Raises OutputError, DiskFullError."""
+        sealed = self.seal()
+        publish_shard(sealed, overwrite=self._overwrite)
+        return sealed
+
+    def abort(self) -> None:
+        """Give up: nothing at the final names; unfinished files go, unless a checkpoint needs them."""
+        self._closed = True
+        if self._checkpointed:
+            self._bin.close()
+            self._spool.close()
+            return
+        if self._sealed is not None:
+            self._sealed.discard()
+        self._bin.discard()
+        self._spool.discard()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._sealed is None and not self._closed:
+            try:
+                self.close()
+            except BaseException:
+                self.abort()
+                raise
