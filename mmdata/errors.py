@@ -22,6 +22,8 @@ MMDataError
 │   └── WorkerDiedError, WorkFolderBusyError, LedgerMismatchError, LedgerDamagedError
 ├── RecipeError           a cleaning recipe that cannot be understood
 ├── DedupError            deduplication parameters or an index that do not fit
+│   ├── DedupParameterError, DedupFieldError, DedupSpaceError, DedupStateError
+│   └── DedupIndexError, DedupIndexMismatchError, DedupIndexChangedError
 ├── ChatError             records or templates that cannot be rendered
 └── SamplesError          sample indices that cannot be built or do not fit the shard
 
@@ -255,6 +257,34 @@ class RecipeError(MMDataError):
 
 class DedupError(MMDataError):
     """Deduplication parameters or a stored index do not fit."""
+
+
+class DedupParameterError(DedupError):
+    """A deduplication parameter is out of range or does not fit another one."""
+
+
+class DedupFieldError(DedupError):
+    """The field that chooses the keeper holds neither a number nor an ISO 8601 date."""
+
+
+class DedupSpaceError(DedupError):
+    """The scratch folder lacks the space the printed plan needs."""
+
+
+class DedupStateError(DedupError):
+    """A checkpoint of a deduplication does not fit the files in its work folder."""
+
+
+class DedupIndexError(DedupError):
+    """A deduplication index on disk is damaged or no index at all."""
+
+
+class DedupIndexMismatchError(DedupIndexError):
+    """A deduplication index was made with other parameters."""
+
+
+class DedupIndexChangedError(DedupIndexError):
+    """Another run added to the index since this one opened it."""
 
 
 class ChatError(MMDataError):

@@ -1,0 +1,20 @@
+"""Reading and writing of JSON lines and their kin: the public door of `mmdata.reading`.
+
+    inputs = find_inputs(["corpus/", "more-*.jsonl.gz"])
+    for block in read_blocks(inputs, ReadOptions()):
+        parsed = parse_block(block, RecordOptions())      # mmdata.records; pure, in any process
+
+Reads .jsonl, .json (one array, or lines), .txt, each plain, gzip or zstd, .parquet (extra `parquet`), folders, patterns
+and standard input. Parsing is `mmdata.records`' affair.
+"""
+
+from __future__ import annotations
+
+from mmdata.reading.blocks import Block, Position, ReadOptions, read_blocks
+from mmdata.reading.inputs import InputFile, describe_place, find_inputs, stat_inputs, total_bytes
+from mmdata.reading.writer import JsonlWriter
+
+__all__ = [
+    "Block", "InputFile", "JsonlWriter", "Position", "ReadOptions",
+    "describe_place", "find_inputs", "read_blocks", "stat_inputs", "total_bytes",
+]  # fmt: skip

@@ -1,0 +1,123 @@
+"""Cuts the UTF-8 text of one file into pieces of whole lines, paragraphs, or one whole file.
+
+A piece is a Block before it knows its file. Cutting never looks inside a record; it copies each byte twice.
+When reading fails in the middle, the whole records read so far are handed out before the error goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mmdata.errors import InputError
+from mmdata.reading.sources import CHUNK_BYTES
+
+BLANK_LINE = re.compile(rb"^[ \t\r\f\v]*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole records between the offsets start and stop. next_line: what follows; last: nothing but the end does."""
+
+    first_line: int
+    start: int
+    stop: int
+    data: bytes
+    next_line: int
+    bounds: tuple[int, ...] = ()
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a piece aims at: bytes, and at most so many records."""
+
+    block_bytes: int
+    block_records: int | None
+
+
+def cut_lines(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -> Iterator[Piece]:
+    """Pieces of whole lines; a line ends at a line feed or at the end of the file, nowhere else."""
+    parts: list[bytes | memoryview] = []
+    held = ready = 0  # bytes in parts, and how many of them are whole lines
+    fault: InputError | None = None
+    at_end = False
+    while not at_end:
+        try:
+            chunk = next(chunks, b"")
+        except InputError as reason:
+            chunk, fault = b"", reason
+        at_end = not chunk
+        rest = b""
+        if cut := chunk.rfind(b"\n") + 1:
+            ready = held + cut
+        if cut and ready >= limits.block_bytes:
+            parts.append(memoryview(chunk)[:cut])
+            rest = chunk[cut:]
+        elif chunk:
+            parts.append(chunk)
+        if ready >= limits.block_bytes or at_end:
+            whole = b"".join(parts)
+            if fault is not None:
+                whole = whole[:ready]
+            for piece in _split(whole, limits, offset, line):
+                yield piece
+                offset, line = piece.stop, piece.next_line
+            parts, held, ready = [rest], len(rest), 0
+        else:
+            held += len(chunk)
+    if fault is not None:
+        raise fault
+
+
+def _split(data: bytes, limits: Limits, offset: int, line: int) -> Iterator[Piece]:
+    begin = 0
+    while begin < len(data):
+        end = _end_of_piece(data, begin, limits)
+        lines = data.count(b"\n", begin, end) + (data[end - 1] != 0x0A)
+        body = data if end - begin == len(data) else data[begin:end]
+        yield Piece(line, offset + begin, offset + end, body, line + lines)
+        begin, line = end, line + lines
+
+
+def _end_of_piece(data: bytes, begin: int, limits: Limits) -> int:
+    end = len(data)
+    if end - begin > limits.block_bytes + 2 * min(CHUNK_BYTES, limits.block_bytes):
+        target = begin + limits.block_bytes
+        end = data.rfind(b"\n", begin, target) + 1 or data.find(b"\n", target) + 1 or end
+    if limits.block_records is not None:
+        stop = begin
+        for _ in range(limits.block_records):
+            stop = data.find(b"\n", stop, end) + 1
+            if not stop:
+                return end
+        end = stop
+    return end
+
+
+def cut_paragraphs(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -> Iterator[Piece]:
+    """Pieces of whole paragraphs, each with the blank lines that follow it."""
+    held: list[bytes] = []
+    first_line, start = line, offset
+    for lines in cut_lines(chunks, limits, offset, line):
+        cut = 0
+        for blank in BLANK_LINE.finditer(lines.data):
+            cut = blank.end()
+        if cut:
+            held.append(lines.data[:cut])
+            next_line = lines.first_line + lines.data.count(b"\n", 0, cut)
+            yield Piece(first_line, start, lines.start + cut, b"".join(held), next_line)
+            held, first_line, start = [], next_line, lines.start + cut
+        if cut < len(lines.data):
+            held.append(lines.data[cut:])
+    if held:
+        data = b"".join(held)
+        yield Piece(first_line, start, start + len(data), data, first_line + data.count(b"\n"), last=True)
+
+
+def cut_whole(chunks: Iterator[bytes]) -> Iterator[Piece]:
+    """The whole file as one piece; an empty file gives none."""
+    data = b"".join(chunks)
+    if data:
+        yield Piece(1, 0, len(data), data, data.count(b"\n") + 1, last=True)
