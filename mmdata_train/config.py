@@ -1,0 +1,220 @@
+"""The configuration of a run: frozen dataclasses, read from YAML and `--set`, written back as YAML.
+
+Each class checks what it can by itself; what depends on several sections, the model or the number of ranks is checked
+by `config_checks`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mmdata_train.config_io import apply_overrides, build, load_mapping
+from mmdata_train.errors import ConfigError, LayoutError
+from mmdata_train.layout import ParallelLayout
+from mmdata_train.model.config import ModelConfig
+from mmdata_train.schedules import SCHEDULES, ScheduleName
+
+
+def _at_least(section: str, values: dict[str, float], low: float) -> None:
+    for name, value in values.items():
+        if value < low:
+            raise ConfigError(f"{section}.{name} is {value}; it must be at least {low}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How ranks share the work. `data: null` takes what tensor x pipeline leave over.
+
+    zero_stage 0 replicates everything over data ranks; 1 shards optimizer state; 2 also gradients; 3 also parameters.
+    shard_size: data ranks that share one copy (null: all); smaller gives hybrid sharding with replicas of the group.
+    stage_layers: layers of each pipeline stage (null: split so that the head's weight counts).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int | None = None
+    context: int = 1
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    shard_size: int | None = None
+    sequence_parallel: bool | None = None
+    schedule: ScheduleName = "1f1b"
+    virtual_stages: int = 1
+    stage_layers: tuple[int, ...] | None = None
+    overlap: bool = True
+    cpu_offload: bool = False
+    timeout_minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        _at_least("parallel", {"tensor": self.tensor, "pipeline": self.pipeline, "context": self.context}, 1)
+        _at_least("parallel", {"virtual_stages": self.virtual_stages, "data": self.data or 1}, 1)
+        if self.context > 1:
+            raise ConfigError(
+                f"parallel.context is {self.context}: splitting a sequence over ranks is not offered;"
+                " use parallel.tensor with sequence_parallel, activation_checkpointing: full, or a shorter seq_length"
+            )
+        if self.sequence_parallel and self.tensor == 1:
+            raise ConfigError("parallel.sequence_parallel needs parallel.tensor above 1; remove it or set tensor")
+        rule = SCHEDULES[self.schedule]
+        if rule.folded and self.virtual_stages != 2:
+            raise ConfigError(f"parallel.schedule {self.schedule} holds 2 stages a rank; set virtual_stages: 2")
+        if not rule.several and self.virtual_stages > 1:
+            many = ", ".join(name for name, other in SCHEDULES.items() if other.several)
+            raise ConfigError(f"parallel.virtual_stages above 1 needs one of the schedules {many}")
+        if self.schedule in ("interleaved", "looped_bfs") and self.pipeline > 1 and self.virtual_stages < 2:
+            raise ConfigError(f"parallel.schedule {self.schedule} needs virtual_stages of at least 2; or use 1f1b")
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether norms and residuals hold a share of the sequence: the default wherever there is a tensor axis."""
+        return self.tensor > 1 if self.sequence_parallel is None else self.sequence_parallel
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages over all ranks."""
+        return self.pipeline * self.virtual_stages if self.pipeline > 1 else 1
+
+    def layout(self, world_size: int) -> ParallelLayout:
+        """The rank grid. Raises LayoutError when the degrees do not make the world."""
+        found = ParallelLayout.for_world(world_size, self.tensor, self.pipeline, self.context)
+        if self.data is not None and self.data != found.data:
+            raise LayoutError(
+                f"tensor {self.tensor} x pipeline {self.pipeline} x data {self.data} is"
+                f" {self.tensor * self.pipeline * self.data} ranks but there are {world_size};"
+                f" set parallel.data to {found.data} or null"
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRampup:
+    """The global batch starts at `start` and grows by `increment` in equal steps over the first `samples` samples."""
+
+    start: int
+    increment: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW and its schedule, as the optimizer needs them. Rates are per step; betas, eps as in torch."""
+
+    lr: float = 1e-5
+    min_lr: float = 0.0
+    lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    warmup_steps: int = 0
+    warmup_ratio: float | None = None
+    decay_ratio: float = 0.1
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    clip_grad: float = 1.0
+
+    def __post_init__(self) -> None:
+        floors = {"lr": self.lr, "min_lr": self.min_lr, "warmup_steps": self.warmup_steps, "eps": self.eps}
+        _at_least("train", {**floors, "weight_decay": self.weight_decay, "clip_grad": self.clip_grad}, 0)
+        if self.min_lr > self.lr:
+            raise ConfigError(f"train.min_lr {self.min_lr} is above train.lr {self.lr}")
+        for name in ("beta1", "beta2", "warmup_ratio", "decay_ratio"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < 1.0:
+                raise ConfigError(f"train.{name} is {value}; it must be in [0, 1)")
+        if self.warmup_ratio is not None and self.warmup_steps:
+            raise ConfigError("train.warmup_steps and train.warmup_ratio are both set; remove one")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig(OptimConfig):
+    """The `train` section: batches, length, precision. Batches are in sequences of `data.seq_length` tokens."""
+
+    micro_batch_size: int = 1
+    global_batch_size: int = 1
+    steps: int | None = None
+    epochs: float | None = None
+    batch_rampup: BatchRampup | None = None
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    compile: bool = False
+    deterministic: bool = False
+    seed: int = 1234
+    dropout: float | None = None
+    initial_loss_scale: float = 65536.0
+    min_loss_scale: float = 1.0
+    loss_scale_window: int = 1000
+    loss_scale_hysteresis: int = 2
+    max_skipped_steps: int = 10
+    log_every: int = 1
+    eval_every: int | None = None
+    eval_batches: int | None = None
+    early_stop_after: int | None = None
+    exit_after_minutes: float | None = None
+    allow_random: bool = False
+    peak_tflops: float | None = None
+
+    def __post_init__(self) -> None:
+        OptimConfig.__post_init__(self)
+        counts = ("micro_batch_size", "global_batch_size", "log_every", "loss_scale_window", "loss_scale_hysteresis")
+        _at_least("train", {name: getattr(self, name) for name in counts}, 1)
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError("train.steps and train.epochs are both set; the one follows from the other, remove one")
+        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"train.dropout is {self.dropout}; it is a probability in [0, 1)")
+
+    def micro_batches(self, data_ranks: int, global_batch: int | None = None) -> int:
+        """Micro-batches of one step on each data rank. Raises ConfigError naming the batch sizes that would work."""
+        wanted = self.global_batch_size if global_batch is None else global_batch
+        unit = self.micro_batch_size * data_ranks
+        if wanted % unit:
+            below, above = wanted // unit * unit, (wanted // unit + 1) * unit
+            sizes = [m for m in range(1, wanted + 1) if wanted % (m * data_ranks) == 0]
+            raise ConfigError(
+                f"train.global_batch_size {wanted} is not a multiple of micro_batch_size {self.micro_batch_size} x data"
+                f" {data_ranks} = {unit}; use {f'{below} or ' if below else ''}{above}"
+                + (f", or a micro_batch_size of {', '.join(map(str, sizes))}" if sizes else "")
+            )
+        return wanted // unit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputConfig:
+    """Where a run writes. keep: checkpoints kept beside `best`; save_every and keep count steps and checkpoints."""
+
+    dir: Path = Path("runs/finetune")
+    save_every: int | None = None
+    keep: int = 3
+    async_save: bool = True
+    tensorboard: bool = False
+    best_by: str | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("output", {"keep": self.keep, "save_every": self.save_every or 1}, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """One run. `model` is a Hugging Face folder (its weights are the start) or a shape (random weights)."""
+
+    model: str | ModelConfig
+    tokenizer: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    parallel: ParallelConfig = ParallelConfig()
+    train: TrainingConfig = TrainingConfig()
+    output: OutputConfig = OutputConfig()
+    lora_rank: int = 0
+    lora_alpha: float | None = None
+    lora_targets: tuple[str, ...] | str = "all-linear"
+    lora_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.lora_rank:
+            raise ConfigError(
+                f"lora_rank is {self.lora_rank}: adapters are not part of this version; remove it for full fine-tuning"
+            )
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> TrainConfig:
+    """Read a YAML file, apply `--set` overrides, check. Raises ConfigError naming the key."""
+    return build(TrainConfig, apply_overrides(load_mapping(path), overrides))
