@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmdata.indexed.manifest import Manifest as Manifest
     from mmdata.indexed.reader import IndexedDataset as IndexedDataset
     from mmdata.indexed.writer import ShardWriter as ShardWriter
+    from mmdata.tokenizer import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ _HOMES = {
     "Manifest": "mmdata.indexed.manifest",
     "ShardWriter": "mmdata.indexed.writer",
     "MMDataError": "mmdata.errors",
+    "load_tokenizer": "mmdata.tokenizer",
 }
 
 __all__ = sorted(_HOMES)

@@ -1,0 +1,112 @@
+"""The vocabulary as two flat byte strings: pieces as the tokenizer writes them, and the bytes they stand for.
+
+A Python list of 150,000 strings takes about 12 MB and a dict as much again; this takes 3 MB. Looking up a token by its
+text scans once and is meant for the few special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+def byte_level_alphabet() -> dict[int, int]:
+    """Code point -> byte of GPT-2's byte-level alphabet (its `bytes_to_unicode`, turned round).
+
+    Printable Latin-1 bytes stand for themselves; the other 68, in order, are U+0100 upwards.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: byte for byte in printable}
+    table.update({0x100 + n: byte for n, byte in enumerate(sorted(set(range(256)) - set(printable)))})
+    return table
+
+
+BYTE_LEVEL = byte_level_alphabet()
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """Bytes of a byte-level piece; a piece outside the alphabet (an added token) stands for its own UTF-8."""
+    try:
+        return bytes([BYTE_LEVEL[ord(character)] for character in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def metaspace_bytes(piece: str) -> bytes:
+    """Bytes of a SentencePiece-like piece: `<0xE4>` is one byte, `▁` a space."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        try:
+            return bytes([int(piece[3:5], 16)])
+        except ValueError:
+            pass  # not a byte piece, only shaped like one
+    return piece.replace("\u2581", " ").encode()
+
+
+def plain_bytes(piece: str) -> bytes:
+    return piece.encode()
+
+
+class Vocabulary:
+    """id -> piece and id -> bytes. Ids that no token has yield None and b\"\"."""
+
+    def __init__(self, pieces: Sequence[str | None], to_bytes: Callable[[str], bytes], literal: set[int]) -> None:
+        """pieces: by id, None for a hole. literal: ids (added tokens) whose bytes are their own UTF-8."""
+        self.size = len(pieces)
+        self.present = np.fromiter((piece is not None for piece in pieces), np.bool_, self.size)
+        self._pieces, self._piece_ends = _join([b"" if piece is None else piece.encode() for piece in pieces])
+        self._bytes, self._byte_ends = _join(
+            [
+                b"" if piece is None else piece.encode() if number in literal else to_bytes(piece)
+                for number, piece in enumerate(pieces)
+            ]
+        )
+
+    @classmethod
+    def of_bytes(cls, tokens: Sequence[bytes | None]) -> Vocabulary:
+        """A vocabulary whose pieces are bytes (tiktoken); as text they are decoded with replacement marks."""
+        vocabulary = cls(
+            [None if token is None else token.decode(errors="replace") for token in tokens], plain_bytes, set()
+        )
+        vocabulary._bytes, vocabulary._byte_ends = _join([token or b"" for token in tokens])
+        return vocabulary
+
+    @property
+    def byte_lengths(self) -> Indices:
+        """Bytes of each token, int64, shape (size,)."""
+        return np.diff(self._byte_ends, prepend=0)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return _slice(self._bytes, self._byte_ends, token_id)
+
+    def piece(self, token_id: int) -> str | None:
+        if not 0 <= token_id < self.size or not self.present[token_id]:
+            return None
+        return _slice(self._pieces, self._piece_ends, token_id).decode()
+
+    def find(self, piece: str) -> int | None:
+        """Lowest id of a piece, or None: one scan, about a millisecond for 150,000 pieces."""
+        wanted, position = piece.encode(), -1
+        if not wanted:
+            return None
+        while (position := self._pieces.find(wanted, position + 1)) >= 0:
+            token_id = int(np.searchsorted(self._piece_ends, position, side="right"))
+            if _slice(self._pieces, self._piece_ends, token_id) == wanted:
+                return token_id
+        return None
+
+    def join(self, ids: NDArray[np.integer[Any]]) -> bytes:
+        """Bytes of all `ids`, joined."""
+        return b"".join([self.token_bytes(token_id) for token_id in ids.tolist()])
+
+
+def _join(parts: Sequence[bytes]) -> tuple[bytes, Indices]:
+    return b"".join(parts), np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
+
+
+def _slice(blob: bytes, ends: Indices, number: int) -> bytes:
+    return blob[ends[number - 1] if number else 0 : ends[number]]
