@@ -1,0 +1,65 @@
+"""What a stage needs from whatever runs it, and the choice among the ways there are.
+
+Only `local` exists in this version. Ray and `--shard i/n` join behind the same protocol; asked for by name they are
+refused, never replaced by something else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from mmdata.errors import NotOfferedError, UsageError
+from mmdata.run.local import LocalExecutor
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+EXECUTORS = ("local", "ray")
+
+
+class Executor(Protocol):
+    """Applies a function to items, in order, somewhere else.
+
+    `build` is a picklable function without arguments (a module-level function, or functools.partial of one), called
+    once in each worker; it returns the function applied to every item, so what is costly to load is loaded once.
+    Results come in the order of the items, the same for any number of workers. Items are pulled lazily; only a few
+    are in flight, bounded in bytes. Errors of the function arrive as themselves, with `describe(item)` in their notes,
+    after the results of all items before. An item whose worker dies is tried once more; then WorkerDiedError names it.
+    """
+
+    @property
+    def workers(self) -> int:
+        """How many processes work at once."""
+        ...
+
+    def map(
+        self, build: Callable[[], Callable[[T], R]], items: Iterable[T], *, describe: Callable[[T], str]
+    ) -> Iterator[R]:
+        """The results in the order of the items. Closing the iterator ends every worker."""
+        ...
+
+
+def make_executor(name: str = "local", workers: int | None = None, shard: str | None = None) -> Executor:
+    """The executor of that name. workers: None takes one for each core this process may use.
+
+    Raises NotOfferedError (a UsageError) for `ray` and for a shard `i/n`, UsageError for anything else.
+    """
+    if shard is not None:
+        raise NotOfferedError(f"--shard {shard} is not offered yet: run the command on one machine with --workers N")
+    if name == "ray":
+        raise NotOfferedError("--executor ray is not offered yet: use --executor local with --workers N")
+    if name not in EXECUTORS:
+        near = difflib.get_close_matches(name, EXECUTORS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"unknown executor {name!r}: offered is local{hint}")
+    return LocalExecutor(available_cores() if workers is None else workers)
+
+
+def available_cores() -> int:
+    """Cores this process may run on, which containers and batch systems often set below the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
