@@ -26,6 +26,8 @@ MMDataError
 │   └── DedupIndexError, DedupIndexMismatchError, DedupIndexChangedError
 ├── ChatError             records or templates that cannot be rendered
 └── SamplesError          sample indices that cannot be built or do not fit the shard
+    ├── SampleOptionError, SampleRangeError, EmptySplitError, PackingError, BlendError
+    └── CorruptSampleError, TokenOutsideVocabularyError, ShardsDifferError, ShardChangedError
 
 A message names the file (and line), the value met, the limit and what to do. `assert` is for our own mistakes.
 Subclasses stand below their branch, one sentence each on when they occur.
@@ -305,3 +307,35 @@ class SamplesError(MMDataError):
 
 class PackingError(SamplesError):
     """Sequences cannot be packed: one is longer than a bin, or the lengths are no lengths."""
+
+
+class SampleOptionError(SamplesError, UsageError):
+    """An option of a sample index is wrong: a length, a split, a number of samples, an engine."""
+
+
+class SampleRangeError(SamplesError, IndexError):
+    """A sample number is outside the set."""
+
+
+class EmptySplitError(SamplesError):
+    """A shard, or the part of it that a split gives, has too few tokens for one sample."""
+
+
+class BlendError(SamplesError):
+    """A blend cannot be made: weights that are no weights, or more draws than a set has samples."""
+
+
+class CorruptSampleError(SamplesError):
+    """A sample cannot be read because its shard lies; the message names shard and document."""
+
+
+class TokenOutsideVocabularyError(SamplesError):
+    """A shard holds a token id that the model's or the tokenizer's vocabulary does not have."""
+
+
+class ShardsDifferError(SamplesError):
+    """Shards that are to be used together, or with a tokenizer, disagree on tokenizer, vocabulary or dtype."""
+
+
+class ShardChangedError(SamplesError):
+    """A shard is not the one it was when the checkpoint or manifest was written; both fingerprints are shown."""
