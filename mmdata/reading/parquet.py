@@ -27,8 +27,13 @@ def _pyarrow(path: str) -> tuple[ModuleType, ModuleType]:
     return pyarrow, pyarrow.parquet
 
 
-def cut_parquet(path: str, block_bytes: int, block_records: int | None, first_row: int) -> Iterator[Piece]:
-    """Pieces of rows from the 0-based `first_row` on; start and stop count rows. Raises InputCorruptError."""
+def cut_parquet(
+    path: str, block_bytes: int, block_records: int | None, first_row: int
+) -> Iterator[tuple[Piece, float]]:
+    """Pieces of rows from the 0-based `first_row` on, each with the share of the file read; start and stop count rows.
+
+    Raises MissingPackageError without pyarrow, InputCorruptError for what is no parquet file.
+    """
     pyarrow, parquet = _pyarrow(path)
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as opened:
@@ -38,7 +43,8 @@ def cut_parquet(path: str, block_bytes: int, block_records: int | None, first_ro
                 if base + facts.num_rows > first_row:
                     rows = _rows_for(facts, block_bytes, block_records)
                     batches = opened.iter_batches(batch_size=rows, row_groups=[group])
-                    yield from _pieces(pyarrow, batches, base, first_row)
+                    for piece in _pieces(pyarrow, batches, base, first_row):
+                        yield piece, piece.stop / opened.metadata.num_rows
                 base += facts.num_rows
     except (OSError, pyarrow.ArrowException) as fault:
         raise InputCorruptError(f"{path}: not a readable parquet file ({fault})") from fault

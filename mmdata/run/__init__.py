@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from mmdata.run.executor import Executor, make_executor
+from mmdata.run.ledger import Ledger
 from mmdata.run.local import LocalExecutor
+from mmdata.run.progress import Progress, SilentProgress, make_progress
 
-__all__ = ["Executor", "LocalExecutor", "make_executor"]
+__all__ = ["Executor", "Ledger", "LocalExecutor", "Progress", "SilentProgress", "make_executor", "make_progress"]

@@ -42,22 +42,22 @@ class Answer:
     fault: BaseException | None = None
 
 
-def serve(connection: Connection, build: Message) -> None:
+def serve(tasks: Connection, answers: Connection, build: Message) -> None:
     """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inbox: queue.Queue[Message | None] = queue.Queue(maxsize=1)
-    threading.Thread(target=_read_ahead, args=(connection, inbox), daemon=True).start()
+    threading.Thread(target=_read_ahead, args=(tasks, inbox), daemon=True).start()
     try:
         function: Callable[[Any], Any] = build.load()()
     except BaseException as fault:
-        send(connection, pack(Answer(-1, fault=portable(fault))))
+        send(answers, pack(Answer(-1, fault=portable(fault))))
         return
-    send(connection, pack(Ready()))
+    send(answers, pack(Ready()))
     while (message := inbox.get()) is not None:
         index, item = message.load()
         del message
-        send(connection, _answer(function, index, item))
+        send(answers, _answer(function, index, item))
 
 
 def _answer(function: Callable[[Any], Any], index: int, item: Any) -> Message:
@@ -67,10 +67,10 @@ def _answer(function: Callable[[Any], Any], index: int, item: Any) -> Message:
         return pack(Answer(index, fault=portable(fault)))
 
 
-def _read_ahead(connection: Connection, inbox: queue.Queue[Message | None]) -> None:
+def _read_ahead(tasks: Connection, inbox: queue.Queue[Message | None]) -> None:
     while True:
         try:
-            message = receive(connection)
+            message = receive(tasks)
         except (EOFError, OSError):
             inbox.put(None)
             return
