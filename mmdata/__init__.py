@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdata.errors import MMDataError as MMDataError
+    from mmdata.indexed.adopt import adopt_shard as adopt_shard
     from mmdata.indexed.manifest import Manifest as Manifest
+    from mmdata.indexed.merge import merge_shards as merge_shards
     from mmdata.indexed.reader import IndexedDataset as IndexedDataset
+    from mmdata.indexed.repair import repair_shard as repair_shard
+    from mmdata.indexed.split import split_shard as split_shard
+    from mmdata.indexed.verify import verify_shard as verify_shard
     from mmdata.indexed.writer import ShardWriter as ShardWriter
     from mmdata.tokenizer import load_tokenizer as load_tokenizer
 
@@ -21,6 +26,11 @@ _HOMES = {
     "IndexedDataset": "mmdata.indexed.reader",
     "Manifest": "mmdata.indexed.manifest",
     "ShardWriter": "mmdata.indexed.writer",
+    "adopt_shard": "mmdata.indexed.adopt",
+    "merge_shards": "mmdata.indexed.merge",
+    "repair_shard": "mmdata.indexed.repair",
+    "split_shard": "mmdata.indexed.split",
+    "verify_shard": "mmdata.indexed.verify",
     "MMDataError": "mmdata.errors",
     "load_tokenizer": "mmdata.tokenizer",
 }

@@ -24,7 +24,7 @@ from mmdata.errors import (
     SidecarMissingError,
 )
 from mmdata.indexed.durable import FileDigest, digest_buffer
-from mmdata.indexed.index import check_bin_size, items, negative_length, open_index, wrong_pointer
+from mmdata.indexed.index import ShardIndex, check_bin_size, items, negative_length, open_index, wrong_pointer
 from mmdata.indexed.layout import LENGTH_DTYPE, POINTER_DTYPE
 from mmdata.indexed.manifest import Manifest, parse_manifest, read_manifest
 from mmdata.indexed.mapping import map_file
@@ -82,6 +82,11 @@ class IndexedDataset:
         return raw.size, raw.view(self.dtype)
 
     # Whole arrays.
+
+    @property
+    def index(self) -> ShardIndex:
+        """The mapped index, for walks over the whole shard."""
+        return self._index
 
     @property
     def sequence_lengths(self) -> NDArray[np.int32]:

@@ -62,17 +62,16 @@ class IndexSpool:
         """The scratch files, to be removed once the shard is at its name."""
         return tuple(self._paths)
 
-    def add(self, lengths: NDArray[Any], ends: NDArray[Any], modes: NDArray[Any] | None = None) -> None:
-        """Add sequences and documents.
-
-        lengths: tokens of each new sequence. ends: for each new document, how many of the new sequences lie before
-        its end, ascending, the last one equal to len(lengths). modes: one int8 a sequence, None for zeros.
-        """
+    def add_sequences(self, lengths: NDArray[Any], modes: NDArray[Any] | None = None) -> None:
+        """Add sequences: tokens of each, and in a multimodal spool one int8 mode each (None for zeros)."""
         self._files[0].append(np.ascontiguousarray(lengths, LENGTH_DTYPE))
-        self._files[1].append(np.ascontiguousarray(ends + self.sequences, DOCUMENT_DTYPE))
         if self.multimodal:
             self._files[2].append(np.zeros(lengths.size, MODE_DTYPE) if modes is None else np.ascontiguousarray(modes))
         self.sequences += int(lengths.size)
+
+    def add_ends(self, ends: NDArray[Any]) -> None:
+        """Add documents: for each, how many sequences of the whole shard lie before its end; ascending."""
+        self._files[1].append(np.ascontiguousarray(ends, DOCUMENT_DTYPE))
         self.documents += int(ends.size)
 
     def sync(self) -> None:

@@ -7,16 +7,18 @@ not thread-safe; one writer at a time may work on a prefix.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.errors import CheckpointError, LengthMismatchError
+from mmdata.errors import CheckpointError, LengthMismatchError, OutputError
 from mmdata.indexed.durable import FileDigest, PartialFile, digest_file, disk_faults, remove, stage_beside
 from mmdata.indexed.paths import PARTIAL, bin_path, clean_prefix, idx_path
 from mmdata.indexed.publish import SealedShard, publish_shard, refuse_existing
+from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.spool import IndexSpool
 from mmdata.indexed.tokens import TokenRange, checked_ends, checked_lengths, checked_modes
 
@@ -82,6 +84,7 @@ class ShardWriter:
         self._stem = self.prefix if work_dir is None else os.path.join(work_dir, os.path.basename(self.prefix))
         self._bin_partial = bin_path(self._stem) + PARTIAL
         self._checkpointed = False
+        self._whole = True
         self._sealed: SealedShard | None = None
         self._closed = False
 
@@ -180,6 +183,46 @@ class ShardWriter:
             ends = np.arange(1, counts.size + 1, dtype=np.int64)
         self._append(array, counts, ends, modes)
 
+    def add_shard(
+        self,
+        source: IndexedDataset,
+        documents: tuple[int, int] | None = None,
+        observe: Callable[[NDArray[Any]], object] | None = None,
+    ) -> None:
+        """Copy documents `first` to `last` (half-open, all by default) of a local shard in blocks.
+
+        The copy is as trusted as the source's index: walk it first (`checks.check_index_arrays`). A dtype that this
+        writer's holds is widened, another one range-checked. observe: called with each piece of source tokens.
+        Raises TokenRangeError; then the writer cannot go on.
+        """
+        first, last = documents or (0, source.document_count)
+        entries = source.document_indices[first : last + 1]
+        low, high = int(entries[0]), int(entries[-1])
+        self._whole = False
+        pointers = (
+            int(source.sequence_pointers[i]) if i < len(source) else source.token_count * source.dtype.itemsize
+            for i in (low, high)
+        )
+        begin, end = (pointer // source.dtype.itemsize for pointer in pointers)
+        widens = np.can_cast(source.dtype, self.dtype)
+        for start in range(begin, end, _PIECE):
+            piece = source.tokens[start : min(start + _PIECE, end)]
+            if observe is not None:
+                observe(piece)
+            self._bin.append(
+                np.ascontiguousarray(piece if widens else self._range.checked(piece, self.prefix), self.dtype)
+            )
+        self.tokens += end - begin
+        modes = source.sequence_modes
+        for start in range(low, high, _PIECE):
+            stop = min(start + _PIECE, high)
+            part = modes[start:stop] if modes is not None and self._multimodal else None
+            self._spool.add_sequences(source.sequence_lengths[start:stop], part)
+        shift = self._spool.sequences - high
+        for start in range(1, entries.size, _PIECE):
+            self._spool.add_ends(entries[start : start + _PIECE] + shift)
+        self._whole = True
+
     def _append(self, array: NDArray[Any], lengths: NDArray[Any], ends: NDArray[np.int64], modes: Any) -> None:
         assert not self._closed, "the writer is closed"
         if modes is not None:
@@ -188,14 +231,18 @@ class ShardWriter:
                     "modes were given", path=self.prefix, remedy="open the writer with multimodal=True"
                 )
             modes = checked_modes(modes, lengths.size, self.prefix)
+        self._whole = False
         for start in range(0, array.size, _PIECE):
             self._bin.append(np.ascontiguousarray(array[start : start + _PIECE], self.dtype))
         self.tokens += int(array.size)
-        self._spool.add(lengths, ends, modes)
+        base = self._spool.sequences
+        self._spool.add_sequences(lengths, modes)
+        self._spool.add_ends(ends + base)
+        self._whole = True
 
     def checkpoint(self) -> dict[str, Any]:
         """Make everything added so far durable and return a small JSON state for `resume`."""
-        assert not self._closed, "the writer is closed"
+        self._refuse_broken()
         self._bin.sync()
         self._spool.sync()
         self._checkpointed = True
@@ -215,7 +262,7 @@ class ShardWriter:
         """
         if self._sealed is not None:
             return self._sealed
-        assert not self._closed, "the writer is closed"
+        self._refuse_broken()
         self._bin.seal()
         self._spool.seal()
         idx_partial = idx_path(self._stem) + PARTIAL
@@ -235,6 +282,11 @@ class ShardWriter:
             scratch=self._spool.scratch,
         )
         return self._sealed
+
+    def _refuse_broken(self) -> None:
+        assert not self._closed, "the writer is closed"
+        if not self._whole:
+            raise OutputError(f"{self.prefix}: an earlier write failed half way; this writer can only be given up")
 
     def close(self) -> SealedShard:
         """Finish and publish the pair; returns counts and hashes. Raises OutputError, DiskFullError."""
