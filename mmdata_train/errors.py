@@ -9,6 +9,7 @@ MMDataError
     │   └── SamplerStateError a saved position that belongs to another order of samples
     ├── ModelError            a model that cannot be built, read or loaded
     ├── CheckpointError       a checkpoint that cannot be written, found or trusted
+    ├── RankError             a rank that failed, died or did not answer in time
     ├── StepError             training that cannot go on: too many non-finite steps, a batch of the wrong shape
     └── DataError             shards that do not fit the model, the tokenizer or the checkpoint
         └── BatchMismatch     ranks that must hold the same batch hold different ones
@@ -51,6 +52,10 @@ class ModelError(TrainError):
 
 class CheckpointError(TrainError):
     """A checkpoint that cannot be written, found or trusted."""
+
+
+class RankError(TrainError):
+    """A rank failed, died or did not answer in time; the message names it."""
 
 
 class StepError(TrainError):

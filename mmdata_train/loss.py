@@ -104,7 +104,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
         by_row = nll.view(labels.shape).sum(dim=1)
         ctx.mark_non_differentiable(by_row)
-        return (nll.sum() * spec.scale).reshape(1), by_row
+        return nll.sum(dim=0, keepdim=True) * spec.scale, by_row
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

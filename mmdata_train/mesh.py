@@ -1,0 +1,81 @@
+"""The rank grid as torch process groups: made once, passed along as a value.
+
+Axes from slowest to fastest: pipeline, replica, shard, tensor (Megatron's order; data = replica x shard). Making a
+mesh makes one process group an axis and is a collective: every rank calls it in the same order.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from mmdata_train.config import ParallelConfig
+from mmdata_train.layout import ParallelLayout
+from mmdata_train.slices import TENSOR_AXIS
+
+AXES = ("pipeline", "replica", "shard", TENSOR_AXIS)
+
+
+def start_process_group(device_type: str, timeout_minutes: float) -> bool:
+    """Join the group torchrun describes, or make a group of one. Returns whether this call started it."""
+    if dist.is_initialized():
+        return False
+    timeout = datetime.timedelta(minutes=timeout_minutes)
+    # Asynchronous checkpoints move host tensors while NCCL works on the device.
+    backend = "cuda:nccl,cpu:gloo" if device_type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """One rank's view of the grid."""
+
+    world: DeviceMesh
+    layout: ParallelLayout
+    device: torch.device
+
+    @classmethod
+    def make(cls, parallel: ParallelConfig, device: torch.device) -> Mesh:
+        """Groups for the layout over all ranks of the default process group."""
+        layout = parallel.layout(dist.get_world_size())
+        shard = 1 if parallel.zero_stage == 0 else parallel.shard_size or layout.data
+        shape = (layout.pipeline, layout.data // shard, shard, layout.tensor)
+        return cls(init_device_mesh(device.type, shape, mesh_dim_names=AXES), layout, device)
+
+    def rank_on(self, axis: str) -> int:
+        """This rank's place on one axis."""
+        return self.world.get_local_rank(axis)
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one on one axis only."""
+        return self.world.get_group(axis)
+
+    @property
+    def data_rank(self) -> int:
+        """Place among the ranks that hold different samples."""
+        return self.rank_on("replica") * self.world.size(AXES.index("shard")) + self.rank_on("shard")
+
+    @property
+    def speaks_for_data(self) -> bool:
+        """True on one rank of each data rank's block: sums over the world count each sample once."""
+        return self.rank_on("pipeline") == 0 and self.rank_on(TENSOR_AXIS) == 0
+
+    def data_mesh(self, zero_stage: int) -> DeviceMesh:
+        """What FSDP shards over: the shard axis, with the replica axis before it where there are replicas."""
+        replicas = self.world.size(AXES.index("replica"))
+        return self.world["replica", "shard"] if replicas > 1 or zero_stage == 0 else self.world["shard"]
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over all ranks, in place."""
+        dist.all_reduce(tensor)
+        return tensor

@@ -1,0 +1,62 @@
+"""AdamW over this rank's shards, weight-decay groups, and learning-rate schedules as pure functions of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdata_train.config import OptimConfig
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
+    """The rate of step `step` (0-based) of `total_steps`.
+
+    Warm-up is linear and reaches `lr` at step `warmup_steps - 1`, so no step is lost on a rate of 0. Then: cosine or
+    linear down to `min_lr` at the last step; wsd keeps `lr` and falls linearly over the last `decay_ratio` of all
+    steps; constant keeps it.
+    """
+    warmup = warmup_steps(config, total_steps)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.lr_schedule == "constant":
+        return config.lr
+    start = warmup
+    if config.lr_schedule == "wsd":
+        start = max(warmup, total_steps - round(config.decay_ratio * total_steps))
+    if step < start:
+        return config.lr
+    progress = min(1.0, (step - start + 1) / max(1, total_steps - start))
+    share = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.lr_schedule == "cosine" else 1.0 - progress
+    return config.min_lr + (config.lr - config.min_lr) * share
+
+
+def warmup_steps(config: OptimConfig, total_steps: int) -> int:
+    """Steps of warm-up: as given, or a ratio of all steps rounded up."""
+    if config.warmup_ratio is None:
+        return config.warmup_steps
+    return math.ceil(config.warmup_ratio * total_steps)
+
+
+def decays(name: str, weight: nn.Parameter) -> bool:
+    """Weight decay acts on matrices, not on biases and norms (Megatron's rule)."""
+    return weight.ndim >= 2
+
+
+def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.Optimizer | None:
+    """Fused AdamW over the trainable parameters in two groups; None where this rank has none."""
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, weight in named:
+        if weight.requires_grad:
+            groups[decays(name, weight)].append(weight)
+    filled: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": config.weight_decay if decayed else 0.0}
+        for decayed, weights in groups.items()
+        if weights
+    ]
+    if not filled:
+        return None
+    return torch.optim.AdamW(filled, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)

@@ -1,0 +1,132 @@
+"""From a plain decoder to this rank's share of it: the one place that fixes the order of the steps.
+
+Per stage: build without memory, drop what other ranks hold, split over the tensor axis, tie again, wrap for
+recomputation, compile, shard over data ranks, then allocate. Weights are filled afterwards, each rank only its own
+part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from mmdata_train.config import ParallelConfig, TrainingConfig
+from mmdata_train.mesh import Mesh
+from mmdata_train.model.config import ModelConfig
+from mmdata_train.model.decoder import Decoder
+from mmdata_train.recompute import recompute_layer
+from mmdata_train.schedules import SCHEDULES, split_layers, stages_of_rank
+from mmdata_train.slices import TENSOR_AXIS
+from mmdata_train.tensor_plan import split_over_tensor_axis
+
+COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """The stages this rank holds: `parts[i]` is pipeline stage `stages[i]` of `num_stages`."""
+
+    config: ModelConfig
+    mesh: Mesh
+    parts: tuple[Decoder, ...]
+    stages: tuple[int, ...]
+    num_stages: int
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter on this rank by its name in the whole model."""
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def set_loss_scale(self, scale: float) -> None:
+        """What the sum over tokens is multiplied by in the next step, wherever the head is."""
+        for part in self.parts:
+            if part.head is not None:
+                part.head.token_loss.scale = scale
+
+    def train(self, mode: bool = True) -> None:
+        for part in self.parts:
+            part.train(mode)
+
+
+def stage_layer_counts(model: ModelConfig, parallel: ParallelConfig) -> tuple[int, ...]:
+    """Layers of each stage: as configured, or split with the head weighed by its operations."""
+    if parallel.pipeline > 1 and parallel.stage_layers is not None:
+        return parallel.stage_layers
+    head_cost = model.padded_vocab_size * model.hidden_size / model.layer_parameters
+    return split_layers(model.num_layers, parallel.stages, head_cost)
+
+
+def build_parts(model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig, mesh: Mesh) -> ModelParts:
+    """This rank's stages on its device, split and sharded, weights not yet filled."""
+    counts = stage_layer_counts(model, parallel)
+    per_rank = parallel.stages // parallel.pipeline
+    rule = SCHEDULES[parallel.schedule]
+    numbers = [0]
+    if parallel.pipeline > 1:
+        numbers = stages_of_rank(rule, mesh.rank_on("pipeline"), parallel.pipeline, per_rank)
+    parts = []
+    for number in numbers:
+        with torch.device("meta"):
+            part = Decoder(model)
+        start = sum(counts[:number])
+        layers = range(start, start + counts[number])
+        part.keep(layers, first=number == 0, last=number == len(counts) - 1)
+        if parallel.tensor > 1:
+            split_over_tensor_axis(part, mesh.world[TENSOR_AXIS], splits_sequence=parallel.splits_sequence)
+        for layer in part.layers.values():
+            recompute_layer(layer, training.activation_checkpointing)
+            if training.compile:
+                layer.compile(fullgraph=True)
+        shard_over_data(part, mesh, parallel, training)
+        part.to_empty(device="cpu" if parallel.cpu_offload else mesh.device)
+        parts.append(part)
+    return ModelParts(model, mesh, tuple(parts), tuple(numbers), len(counts))
+
+
+def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, training: TrainingConfig) -> None:
+    """FSDP over each layer, the embedding and the head; even with one data rank, so that precision is handled alike.
+
+    Gradients are summed, not averaged: the loss is divided by the global number of tokens already.
+    """
+    dtype = COMPUTE_DTYPES[training.precision]
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
+    data_mesh = mesh.data_mesh(parallel.zero_stage)
+    reshard = parallel.zero_stage == 3
+
+    def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
+        fully_shard(
+            modules,
+            mesh=data_mesh,
+            reshard_after_forward=reshard_after_forward,
+            mp_policy=policy,
+            offload_policy=offload,
+        )
+
+    embed, head = part.embed, part.head
+    if embed is not None and head is not None and part.config.tie_embeddings:
+        shard([embed, head], reshard_after_forward=False)
+    else:
+        if embed is not None:
+            shard(embed, reshard_after_forward=reshard)
+        if head is not None:
+            # Its backward pass comes right after its forward pass.
+            shard(head, reshard_after_forward=False)
+    for layer in part.layers.values():
+        shard(layer, reshard_after_forward=reshard)
+    shard(part, reshard_after_forward=reshard)
+    for module in fsdp_modules(part):
+        # Both are needed: a factor alone selects a reduction gloo does not have.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def fsdp_modules(part: nn.Module) -> Iterator[FSDPModule]:
+    """Every separately sharded module of a part, the part itself included."""
+    yield from (module for module in part.modules() if isinstance(module, FSDPModule))
