@@ -166,12 +166,13 @@ def _vocabulary(
     return Vocabulary([table.get(number) for number in range(size)], to_bytes, literal)
 
 
-def _merge_pairs(path: Path, merges: Sequence[Any]) -> Iterator[Sequence[str]]:
-    for number, merge in enumerate(merges):
-        pair = merge.split(" ") if isinstance(merge, str) else merge
+def _merge_pairs(path: Path, merges: list[Any]) -> list[Any]:
+    """Merges as pairs: files write them as `"a b"` or as `["a", "b"]`."""
+    pairs = [merge.split(" ") for merge in merges] if merges and isinstance(merges[0], str) else merges
+    for number, pair in enumerate(pairs):
         if len(pair) != 2:
-            raise TokenizerFormatError(f"{path}: merge {number} is {merge!r}, not a pair of pieces")
-        yield pair
+            raise TokenizerFormatError(f"{path}: merge {number} is {merges[number]!r}, not a pair of pieces")
+    return pairs
 
 
 def _mentions(component: Any, kind: str) -> bool:

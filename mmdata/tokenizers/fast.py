@@ -26,9 +26,9 @@ class FastEncoder:
         self.name = f"fastokens {version('fastokens')}"
 
     @classmethod
-    def from_json(cls, engine_json: bytes) -> FastEncoder:
+    def from_json(cls, engine_json: str) -> FastEncoder:
         """From the text of a tokenizer.json. Raises TokenizerEngineError when fastokens cannot serve it."""
-        return cls(_built("from_json_str", engine_json.decode()))
+        return cls(_built("from_json_str", engine_json))
 
     @classmethod
     def from_ranks(cls, path: Path, pattern: str, special_tokens: dict[str, int]) -> FastEncoder:

@@ -36,7 +36,7 @@ def fingerprint(
     header: Mapping[str, Any],
     specials: Sequence[SpecialToken],
     vocabulary: Vocabulary,
-    merges: Iterable[Sequence[str]],
+    merges: Sequence[Sequence[Any]],
 ) -> str:
     """The fingerprint, 32 hex digits.
 
@@ -51,21 +51,19 @@ def fingerprint(
         "added": [_added(token, normalizes) for token in specials],
     }
     state.update(orjson.dumps(head, option=orjson.OPT_SORT_KEYS))
-    ids = vocabulary.present.nonzero()[0].tolist()
-    _update_rows(state, ([number, vocabulary.token_bytes(number).hex()] for number in ids))
-    _update_rows(state, merges)
+    _update_rows(state, (vocabulary.rows(start, start + _CHUNK) for start in range(0, vocabulary.size, _CHUNK)))
+    _update_rows(state, (list(merges[start : start + _CHUNK]) for start in range(0, len(merges), _CHUNK)))
     return str(state.hexdigest())
 
 
-def _update_rows(state: Any, rows: Iterable[Any]) -> None:
-    state.update(b"[")
-    chunk: list[Any] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _CHUNK:
-            state.update(orjson.dumps(chunk)[1:-1] + b",")
-            chunk.clear()
-    state.update(orjson.dumps(chunk)[1:-1] + b"]")
+def _update_rows(state: Any, chunks: Iterable[list[Any]]) -> None:
+    """Hash the JSON array of all rows of all chunks."""
+    separator = b"["
+    for chunk in chunks:
+        if chunk:
+            state.update(separator + orjson.dumps(chunk)[1:-1])
+            separator = b","
+    state.update(b"]" if separator == b"," else b"[]")
 
 
 def _added(token: SpecialToken, normalizes: bool) -> dict[str, Any]:

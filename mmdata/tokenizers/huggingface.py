@@ -77,7 +77,7 @@ class HuggingFaceKind:
         self.long_texts_cut = not options.allow_special and header_allows_cuts(definition.header)
         self.config: Mapping[str, Any] = source.sibling("tokenizer_config.json")
         self.declared_eos = declared_eos(self.config)
-        self.engines = Engines(self._reference_encoder, lambda: FastEncoder.from_json(self._take_json()))
+        self.engines = Engines(self._reference_encoder, self._fast_encoder)
 
     def _take_json(self) -> bytes:
         """The engine's JSON, read again once `forget` has let it go."""
@@ -91,6 +91,11 @@ class HuggingFaceKind:
 
     def _reference_encoder(self) -> HuggingFaceEncoder:
         return HuggingFaceEncoder(self._take_json(), str(self._source.files[0]))
+
+    def _fast_encoder(self) -> FastEncoder:
+        text = self._take_json().decode()
+        self.forget()  # loaded last: the bytes need not stand beside their text
+        return FastEncoder.from_json(text)
 
     @cached_property
     def _reader(self) -> HuggingFaceEncoder:

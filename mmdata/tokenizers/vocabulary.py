@@ -27,14 +27,12 @@ def byte_level_alphabet() -> dict[int, int]:
 
 
 BYTE_LEVEL = byte_level_alphabet()
+_ALPHABET = frozenset(map(chr, BYTE_LEVEL))
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """Bytes of a byte-level piece; a piece outside the alphabet (an added token) stands for its own UTF-8."""
-    try:
-        return bytes([BYTE_LEVEL[ord(character)] for character in piece])
-    except KeyError:
-        return piece.encode()
+    """Bytes of a byte-level piece; one with a character outside the alphabet stands for its own UTF-8."""
+    return piece.translate(BYTE_LEVEL).encode("latin-1") if _ALPHABET.issuperset(piece) else piece.encode()
 
 
 def metaspace_bytes(piece: str) -> bytes:
@@ -82,6 +80,16 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         return _slice(self._bytes, self._byte_ends, token_id)
+
+    def rows(self, start: int, stop: int) -> list[tuple[int, str]]:
+        """Id and bytes in hexadecimal of the tokens with ids from `start` to `stop`, holes left out."""
+        stop = min(stop, self.size)
+        first = int(self._byte_ends[start - 1]) if start else 0
+        ends = (self._byte_ends[start:stop] - first).tolist()
+        text = self._bytes[first : first + ends[-1]].hex()
+        starts = [0, *ends[:-1]]
+        spans = zip(range(start, stop), self.present[start:stop].tolist(), starts, ends, strict=True)
+        return [(number, text[2 * low : 2 * high]) for number, present, low, high in spans if present]
 
     def piece(self, token_id: int) -> str | None:
         if not 0 <= token_id < self.size or not self.present[token_id]:
