@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdata.convert import convert as convert
     from mmdata.errors import MMDataError as MMDataError
     from mmdata.indexed.adopt import adopt_shard as adopt_shard
     from mmdata.indexed.manifest import Manifest as Manifest
@@ -32,6 +33,8 @@ _HOMES = {
     "split_shard": "mmdata.indexed.split",
     "verify_shard": "mmdata.indexed.verify",
     "MMDataError": "mmdata.errors",
+    "RunReport": "mmdata.report.build",
+    "convert": "mmdata.convert",
     "load_tokenizer": "mmdata.tokenizer",
 }
 

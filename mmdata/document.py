@@ -58,6 +58,7 @@ class Drop:
 
     stage: `clean`, `dedup` or `encode`. reason: the rule's name. value and limit: what was measured and what was
     allowed. kept and similarity: for duplicates, `path:line` of the document kept and the exact Jaccard similarity.
+    text: only for standard input, where the line cannot be looked up again.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Drop:
     limit: float | int | str | None = None
     kept: str | None = None
     similarity: float | None = None
+    text: str | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -4,7 +4,8 @@ MMDataError
 ├── UsageError            wrong options or values (exit code 2 on the command line)
 │   └── NotOfferedError, MissingPackageError
 ├── InputError            input files that cannot be found, read or decoded
-│   └── InputTruncatedError, InputCorruptError
+│   ├── InputTruncatedError, InputCorruptError, InputChangedError
+│   └── InputRejectedError, TooManyRejectsError
 ├── OutputError           output that cannot be written: exists, unwritable, disk full
 │   └── OutputExistsError, DiskFullError, OutputReplacedError, CheckpointError
 ├── ShardError            a shard on disk that lies, is incomplete or does not fit the request
@@ -62,6 +63,18 @@ class InputTruncatedError(InputError):
 
 class InputCorruptError(InputError):
     """Compressed data fail their own checks, or a JSON array goes on after its end."""
+
+
+class InputRejectedError(InputError):
+    """A record cannot be read and the run was told to stop at the first (`--on-error fail`)."""
+
+
+class TooManyRejectsError(InputError):
+    """More records were rejected than `--max-rejects` allows."""
+
+
+class InputChangedError(InputError):
+    """An input's size or time changed while it was read."""
 
 
 class OutputError(MMDataError):

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from mmdata.errors import UsageError
+from mmdata.indexed.split import parse_ratio
 
-SPLIT_NAMES = ("train", "valid", "test")
 DEFAULT_SEED = 1234  # Megatron's default seed.
 
 
@@ -67,7 +67,7 @@ class ConvertOptions:
         if self.split_by == "order" and self.max_tokens_per_shard is not None:
             raise UsageError("--split-by order cannot be joined with --max-tokens-per-shard; use --split-by hash")
         if self.split is not None:
-            split_ratio(self.split)
+            parse_ratio(self.split)
         if self.max_rejects is not None:
             reject_limit(self.max_rejects, records=0)
 
@@ -102,19 +102,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "uint16", "int32"),
     "on_error": ("fail", "skip"),
 }
-
-
-def split_ratio(text: str) -> tuple[float, float, float]:
-    """`969,30,1` as three shares that sum to 1, Megatron's way; raises UsageError naming what is wrong."""
-    try:
-        shares = [float(item) for item in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--split needs numbers separated by commas, such as 969,30,1; got {text!r}") from None
-    shares += [0.0] * (3 - len(shares))
-    if len(shares) != 3 or min(shares) < 0 or sum(shares) <= 0 or any(share != share for share in shares):
-        raise UsageError(f"--split needs at most three shares of at least 0 (train,valid,test), got {text!r}")
-    total = sum(shares)
-    return shares[0] / total, shares[1] / total, shares[2] / total
 
 
 def reject_limit(text: str, records: int) -> int:

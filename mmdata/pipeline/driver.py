@@ -1,0 +1,166 @@
+"""Drives one run: blocks to workers, results to outputs in order, a checkpoint every few seconds, publication.
+
+The parent process reads, writes and counts; workers parse, clean and encode. Memory is flat: a few blocks are in
+flight. After a kill the same command goes on from the last checkpoint to the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mmdata.document import Reject
+from mmdata.errors import InputError, InputRejectedError, TooManyRejectsError
+from mmdata.jsonl import InputFile, Position, ReadOptions, describe_place, read_blocks
+from mmdata.pipeline.logs import RecordLogs
+from mmdata.pipeline.options import reject_limit
+from mmdata.pipeline.outputs import OutputPlan, Outputs
+from mmdata.pipeline.work import BlockResult, Stages, build_encoder, describe_block
+from mmdata.report.tally import Tally
+from mmdata.run.executor import Executor
+from mmdata.run.ledger import Ledger
+from mmdata.run.progress import Progress
+
+
+@dataclass(slots=True, frozen=True)
+class RunTools:
+    """What a run works with. commit_seconds: how much work a kill may cost, at most."""
+
+    executor: Executor
+    ledger: Ledger
+    progress: Progress
+    commit_seconds: float = 10.0
+
+
+@dataclass(slots=True, frozen=True)
+class RejectPolicy:
+    """fail: the first rejected record ends the run. limit: `--max-rejects`, or None."""
+
+    fail: bool = False
+    limit: str | None = None
+
+    def check(self, rejects: list[Reject], tally: Tally, inputs: list[InputFile], *, last: bool) -> None:
+        """Raise InputRejectedError or TooManyRejectsError when the policy is broken."""
+        if self.fail and rejects:
+            first = rejects[0]
+            place = describe_place(inputs[first.input_number], first.line)
+            raise InputRejectedError(f"{place}: {first.reason} ({first.excerpt}); --on-error skip would leave it out")
+        share = self.limit is not None and self.limit.endswith("%")
+        if self.limit is None or (share and not last):
+            return  # a share is judged when all records are known
+        allowed, rejected = reject_limit(self.limit, tally.records), sum(tally.rejected.values())
+        if rejected > allowed:
+            causes = ", ".join(f"{cause} {count:,}" for cause, count in sorted(tally.rejected.items()))
+            raise TooManyRejectsError(
+                f"{rejected:,} of {tally.records:,} records rejected ({causes}); --max-rejects {self.limit} "
+                f"allows {allowed:,}. See the rejects or raise the limit"
+            )
+
+
+@dataclass(slots=True)
+class Consumed:
+    """What the parent has written so far: everything a checkpoint speaks of."""
+
+    outputs: Outputs
+    logs: RecordLogs
+    tally: Tally
+    position: Position
+    gb18030: int = 0
+
+    @classmethod
+    def start(cls, plan: OutputPlan, state: dict[str, Any] | None) -> Consumed:
+        """A fresh start, or what `state` (from `checkpoint`) says."""
+        if state is None:
+            return cls(Outputs(plan), RecordLogs(plan.prefix, plan.work_dir), Tally(), Position())
+        outputs = Outputs(plan, state["outputs"], publishing=state["phase"] == "publish")
+        logs = RecordLogs(plan.prefix, plan.work_dir, state["logs"])
+        tally, position = Tally.from_json(state["tally"]), Position.from_json(state["position"])
+        return cls(outputs, logs, tally, position, state["gb18030"])
+
+    def checkpoint(self, phase: str) -> dict[str, Any]:
+        """Make everything written durable; the JSON state to go on from."""
+        return {
+            "phase": phase, "position": self.position.to_json(), "outputs": self.outputs.checkpoint(),
+            "logs": self.logs.checkpoint(), "tally": self.tally.to_json(), "gb18030": self.gb18030,
+        }  # fmt: skip
+
+    def suspend(self) -> None:
+        """Close all files; what the last checkpoint saw stays."""
+        self.outputs.suspend()
+        self.logs.suspend()
+
+    def take(self, result: BlockResult) -> None:
+        """Write one block's result."""
+        self.outputs.add(result.rows)
+        self.logs.add(result.rejects, result.drops)
+        self.tally.add(result.tally)
+        self.position = result.end
+        self.gb18030 += result.gb18030
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """What is read and how rejected records are judged."""
+
+    inputs: list[InputFile]
+    read: ReadOptions
+    policy: RejectPolicy
+
+
+def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: RunTools) -> None:
+    """Read, encode and write everything from `consumed.position` on, checkpointing on the way.
+
+    Raises InputError and its kin, RunError, OutputError.
+    """
+    tools.progress.stage("encoding")
+    disk = DiskBytes(source.inputs)
+    blocks = read_blocks(source.inputs, source.read, consumed.position)
+    results = tools.executor.map(partial(build_encoder, stages), blocks, describe=describe_block)
+    with contextlib.closing(_closable(results)) as ordered:
+        next_commit = time.monotonic() + tools.commit_seconds
+        for result in ordered:
+            consumed.take(result)
+            source.policy.check(result.rejects, consumed.tally, source.inputs, last=False)
+            tools.progress.advance(
+                text_bytes=result.tally.text_bytes, documents=result.tally.documents, tokens=result.tally.tokens,
+                disk_bytes=disk.total(result),
+            )  # fmt: skip
+            if time.monotonic() >= next_commit:
+                tools.ledger.commit(consumed.checkpoint("encode"))
+                next_commit = time.monotonic() + tools.commit_seconds
+    source.policy.check([], consumed.tally, source.inputs, last=True)
+
+
+class DiskBytes:
+    """Bytes taken from all inputs so far, for progress: whole files before the current one, plus its own."""
+
+    def __init__(self, inputs: list[InputFile]) -> None:
+        sizes = [os.path.getsize(source.path) if os.path.isfile(source.path) else 0 for source in inputs]
+        self._before = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+
+    def total(self, result: BlockResult) -> int:
+        """Bytes up to and including this block."""
+        number = result.end.input_number
+        finished = number >= len(self._before) - 1 or (result.end.offset == 0 and result.end.line == 1)
+        return self._before[number] if finished else self._before[number] + result.consumed
+
+
+def _closable(results: Iterable[BlockResult]) -> Generator[BlockResult, None, None]:
+    """The results as a generator, whose close() ends the workers."""
+    yield from results
+
+
+def refuse_nothing(tally: Tally, hint: str | None) -> None:
+    """Raise InputError when a run would write no document at all."""
+    if tally.kept:
+        return
+    tables = (tally.rejected, tally.dropped)
+    gone = [f"{count:,} {reason}" for table in tables for reason, count in sorted(table.items())]
+    why = ", ".join(gone) if gone else f"{tally.blank:,} blank lines" if tally.blank else "the inputs are empty"
+    advice = f". {hint}" if hint else ""
+    raise InputError(f"no documents left: {tally.records:,} records read ({why}){advice}")

@@ -1,0 +1,82 @@
+"""Checks on where a run reads and writes, before anything is touched.
+
+Costs a few directory entries. Does not measure free disk: a full disk is met when it comes, without harm.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mmdata.errors import OutputError, OutputExistsError, UsageError
+from mmdata.indexed.durable import disk_faults, remove
+from mmdata.jsonl import InputFile
+
+REPORT_ENDINGS = ("_report.json", "_report.html", "_rejects.jsonl", "_dropped.jsonl.gz")
+
+
+def input_names(inputs: Sequence[InputFile]) -> list[str]:
+    """Names that do not depend on where the run was started: paths relative to the folder all inputs share."""
+    paths = [source.path for source in inputs]
+    folders = [os.path.dirname(os.path.abspath(path)) for path in paths if path != "-"]
+    try:
+        base = os.path.commonpath(folders) if folders else ""
+    except ValueError:  # different drives
+        return [path.replace(os.sep, "/") for path in paths]
+    relative = (path if path == "-" else os.path.relpath(os.path.abspath(path), base) for path in paths)
+    return [path.replace(os.sep, "/") for path in relative]
+
+
+def outputs_of(prefix: str, keys: Sequence[str]) -> list[str]:
+    """Files an earlier run of this prefix left: shards of any split and roll, sidecars, manifests, reports."""
+    key = "|".join(re.escape(key) for key in keys)
+    name = re.escape(os.path.basename(prefix))
+    pattern = re.compile(
+        rf"{name}(_(train|valid|test))?(_\d{{5,}})?_({key})_document(_origin|_loss_spans)?\.(bin|idx|json)"
+    )
+    found = [
+        path for path in glob.glob(glob.escape(prefix) + "_*_document*")
+        if pattern.fullmatch(os.path.basename(path))
+    ]  # fmt: skip
+    found += [prefix + ending for ending in REPORT_ENDINGS if os.path.exists(prefix + ending)]
+    # Index files first: while they are gone there is no shard, so a reader never meets a half-replaced one.
+    return sorted(found, key=lambda path: (not path.endswith(".idx"), path))
+
+
+def check_places(inputs: Sequence[InputFile], prefix: str, keys: Sequence[str], overwrite: bool) -> None:
+    """Raise UsageError, OutputExistsError or OutputError when the output would harm an input or an earlier output."""
+    if not os.path.basename(prefix):
+        raise UsageError(f"--output-prefix {prefix!r} names a folder; add a file name, such as {prefix}corpus")
+    existing = outputs_of(prefix, keys)
+    if existing and not overwrite:
+        raise OutputExistsError(f"{existing[0]}: exists already; choose another prefix, or overwrite it (--overwrite)")
+    taken = {os.path.realpath(path) for path in existing}
+    taken |= {os.path.realpath(prefix + ending) for ending in (*REPORT_ENDINGS, "")}
+    for source in inputs:
+        real = os.path.realpath(source.path)
+        if source.path != "-" and (real in taken or real.startswith(os.path.realpath(prefix + ".work") + os.sep)):
+            raise UsageError(f"{source.path}: is an input and would be overwritten; choose another --output-prefix")
+    folder = os.path.dirname(prefix) or "."
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another --output-prefix") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder}: is not writable; choose another --output-prefix or change its permissions")
+
+
+def remove_stale(existing: Sequence[str], written: Sequence[str]) -> None:
+    """Remove files of an earlier run that this one did not replace, such as shards it has fewer of."""
+    kept = set(written)
+    for path in existing:
+        if path not in kept:
+            with disk_faults(path):
+                remove(path)
+
+
+def changed_inputs(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Paths whose size or time differs between two `stat_inputs`."""
+    return [path for path in before if before[path] != after.get(path)]
