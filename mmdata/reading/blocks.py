@@ -112,11 +112,12 @@ def _read_one(source: InputFile, options: ReadOptions, start: Position, before: 
         for piece, share in cut_parquet(source.path, options.block_bytes, options.block_records, start.offset):
             yield _as_block(source, options, piece, before + int(share * _disk_size(source)))
         return
-    with ByteSource(source.path, source.compression, min(CHUNK_BYTES, max(options.block_bytes, 1 << 16))) as opened:
-        offset, text = utf8_from(opened, resolve_encoding(options.encoding), start.offset)
-        line = 0 if source.kind == "json" and not start.offset else start.line
-        done = start.offset > 0
+    with ByteSource(source.path, source.compression, min(CHUNK_BYTES, options.block_bytes)) as opened:
+        offset, line, done = start.offset, start.line, start.offset > 0
+        if source.kind == "json" and not done:
+            line = 0
         try:
+            offset, text = utf8_from(opened, resolve_encoding(options.encoding), offset)
             for piece in _cut(source, options, text, offset, line):
                 line, offset, done = piece.next_line, piece.stop, True
                 yield _as_block(source, options, piece, before + opened.consumed)

@@ -24,6 +24,7 @@ _CODECS = {
 OFFERED = ("utf-8", "gb18030", "utf-16", "utf-16-le", "utf-16-be")
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+UNDECODED = "\udcff".encode("utf-8", "surrogatepass")  # stands for bytes that did not decode
 _MARK_BAD_BYTES = "mmdata.mark-bad-bytes"
 
 

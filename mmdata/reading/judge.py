@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from mmdata.reading.encodings import UNDECODED
+
 MAX_DEPTH = 512  # orjson stops at 1024; writing a record back and handing it between processes at about 900
 _EXACT_BELOW = float(2**63)
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -103,6 +105,9 @@ def decode(raw: bytes) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as fault:
+        if raw.startswith(UNDECODED, fault.start):
+            place = len(raw[: fault.start].decode("utf-8"))
+            raise Refused(f"bad-encoding: bytes that do not decode at character {place} of the line") from None
         hint = "; the line is valid GB18030" if looks_like_gb18030(raw) else ""
         where = f"byte 0x{raw[fault.start]:02X} at byte {fault.start} of the line"
         raise Refused(f"bad-encoding: not UTF-8, {where}{hint}") from None

@@ -1,8 +1,8 @@
 """The decompressed bytes of one input, in bounded chunks, with every way they can end early told apart.
 
 Plain files, gzip with any number of members (through isal) and zstd with any number of frames. Chunks hold about
-256 KiB; very compressible zstd data may give a few MiB. Truncated or damaged data raise only after everything that could
-be decompressed before the fault has been handed out, so that the caller can say which record was the last whole one.
+256 KiB; very compressible zstd data may give a few MiB. Truncated or damaged data raise only after everything that
+could be decompressed before the fault has been handed out, so that the caller can name the last whole record.
 Resuming inside a compressed file decompresses and skips what came before: about 1 s for each 0.5 to 0.9 GB.
 """
 

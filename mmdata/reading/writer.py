@@ -8,6 +8,7 @@ and at each checkpoint; compression runs in the calling process (isal level 2, z
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import json
 import os
@@ -45,12 +46,13 @@ class JsonlWriter:
             raise OutputExistsError(f"{self.path} exists; choose another name or give --overwrite")
         self._pending = bytearray()
         self._written = 0
+        self._closed = False
         try:
             self._stream = open(self.temporary, "wb" if state is None else "r+b")  # noqa: SIM115
-            if state is not None:
-                self._continue(state)
         except OSError as fault:
             raise self._named(fault) from fault
+        if state is not None:
+            self._continue(state)
 
     def __enter__(self) -> JsonlWriter:
         return self
@@ -58,10 +60,12 @@ class JsonlWriter:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            if not self._closed:
+                self.abort()
 
     def write(self, record: dict[str, Any]) -> None:
         """One record as one line of UTF-8 JSON, keys in their order, integers of any size exactly."""
@@ -87,8 +91,11 @@ class JsonlWriter:
         return {"bytes": self._written, "lines": self.lines, "pending": pending}
 
     def close(self) -> None:
-        """Write what is left, fsync, and rename to the final name. A second call does nothing."""
-        if self._stream.closed:
+        """Write what is left, fsync, and rename to the final name. A second call does nothing.
+
+        When this fails the temporary file stays until abort() or a new writer.
+        """
+        if self._closed:
             return
         if self._pending or not self._written:
             self._put_member()
@@ -97,23 +104,27 @@ class JsonlWriter:
             os.fsync(self._stream.fileno())
             self._stream.close()
             os.replace(self.temporary, self.path)
+            self._closed = True
             sync_folder(os.path.dirname(self.path))
         except OSError as fault:
             raise self._named(fault) from fault
 
     def abort(self) -> None:
         """Remove what was written; the final name is never touched."""
-        if not self._stream.closed:
-            self._stream.close()
+        if not self._closed:
+            self.suspend()
             os.unlink(self.temporary)
 
     def suspend(self) -> None:
         """Close without removing or renaming, for a run that will be continued from its last checkpoint."""
-        self._stream.close()
+        self._closed = True
+        with contextlib.suppress(OSError):  # a full disk: what could not be flushed is after the last checkpoint
+            self._stream.close()
 
     def _continue(self, state: dict[str, Any]) -> None:
         size = os.path.getsize(self.temporary)
         if size < state["bytes"]:
+            self.suspend()
             raise LedgerMismatchError(
                 f"{self.temporary} has {size} bytes, fewer than the {state['bytes']} of the unfinished run; "
                 "start again with --overwrite"
