@@ -1,0 +1,207 @@
+"""Messages under construction, and the way back from cleaned texts to messages.
+
+A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slots": [...]}`. Message i of `messages` has
+`role` (system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`, `tool_calls`
+(OpenAI's form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the document's part k
+belongs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mmdata.document import Document, Part
+from mmdata.errors import ChatRecordError
+
+Slot = list[Any]
+_JOINER = "\n"
+
+
+class Fault(Exception):
+    """Why a record is no usable conversation; its text is `cause: detail`."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+
+
+class Builder:
+    """Collects messages, the document's parts, and where each part goes."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.tools: list[Any] | None = None
+        self.parts: list[Part] = []
+        self.slots: list[Slot] = []
+
+    def add(self, role: str, pieces: list[tuple[str, str]]) -> int:
+        """Append a message whose content is the pieces (json path, text) joined by a line feed; its number."""
+        index = len(self.messages)
+        content = pieces[0][1] if len(pieces) == 1 else _JOINER.join([text for _, text in pieces])
+        self.messages.append({"role": role, "content": content})
+        for path, text in pieces:
+            self.parts.append(Part(path, role, text))
+            self.slots.append([index, "content"])
+        return index
+
+    def set_text(self, index: int, key: str, path: str, text: str) -> None:
+        """Set another text of a message."""
+        message = self.messages[index]
+        message[key] = text
+        self.parts.append(Part(path, message["role"], text))
+        self.slots.append([index, key])
+
+    def add_call_text(self, path: str, text: str) -> None:
+        """A ShareGPT function_call: joined to the assistant message before it, where there is one."""
+        calls = calls_of_text(text)
+        if calls is None:
+            raise Fault("bad-tool-call", f"{path} is not JSON with name and arguments")
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        message = self.messages[-1]
+        start = len(message.setdefault("tool_calls", []))
+        message["tool_calls"].extend(calls)
+        self.parts.append(Part(path, "assistant", text))
+        self.slots.append([len(self.messages) - 1, "tool_calls", start, len(calls)])
+
+    def add_calls(self, index: int, calls: Any, path: str) -> None:
+        """OpenAI tool calls. The texts in the arguments become parts."""
+        if not isinstance(calls, list):
+            raise Fault("bad-tool-call", f"{path} is not a list")
+        made = []
+        for i, call in enumerate(calls):
+            function = call.get("function", call) if isinstance(call, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise Fault("bad-tool-call", f"{path}[{i}] has no function name")
+            at = f"{path}[{i}].function.arguments" if "function" in call else f"{path}[{i}].arguments"
+            arguments = function.get("arguments", {})
+            whole = parsed_object(arguments) if isinstance(arguments, str) else None
+            made.append(_call(function["name"], arguments if whole is None else whole, call.get("id")))
+            if isinstance(arguments, str):
+                self.parts.append(Part(at, "assistant", arguments))
+                self.slots.append([index, "arguments", i])
+            else:
+                self._add_leaves(arguments, at, [index, "leaf", i])
+        self.messages[index]["tool_calls"] = made
+
+    def _add_leaves(self, value: Any, path: str, slot: Slot) -> None:
+        if isinstance(value, str):
+            self.parts.append(Part(path, "assistant", value))
+            self.slots.append(slot)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self._add_leaves(item, f"{path}.{key}", [*slot, key])
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                self._add_leaves(item, f"{path}[{i}]", [*slot, i])
+
+    def set_tools(self, tools: Any) -> None:
+        """Tool definitions, as a list or as JSON text, in OpenAI's form `{"type": "function", "function": {...}}`."""
+        if isinstance(tools, str):
+            try:
+                tools = json.loads(tools) if tools.strip() else None
+            except ValueError:
+                raise Fault("bad-tool-call", "tools is a text but not JSON") from None
+        if tools is None or tools == []:
+            return
+        if isinstance(tools, dict):
+            tools = [tools]
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise Fault("bad-tool-call", "tools is not a list of objects")
+        self.tools = [t if "function" in t else {"type": "function", "function": t} for t in tools]
+
+    def structure(self) -> dict[str, Any]:
+        return {"messages": self.messages, "tools": self.tools, "slots": self.slots}
+
+
+def _call(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if isinstance(call_id, str):
+        made["id"] = call_id
+    return made
+
+
+def calls_of_text(text: str) -> list[dict[str, Any]] | None:
+    """The calls in a JSON text: one object with name and arguments, or a list of them; None when it is neither."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    calls = []
+    for item in value if isinstance(value, list) else [value]:
+        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+            return None
+        arguments = item.get("arguments", item.get("parameters", {}))
+        whole = parsed_object(arguments) if isinstance(arguments, str) else None
+        calls.append(_call(item["name"], arguments if whole is None else whole, item.get("id")))
+    return calls or None
+
+
+def parsed_object(text: str) -> dict[str, Any] | None:
+    """The JSON object in `text`, or None."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any] | None]:
+    """The messages and tools of a document, with the texts its parts hold now (after cleaning).
+
+    Raises ChatRecordError when a cleaned tool call is no longer JSON.
+    """
+    chat = document.meta["chat"]
+    messages, slots = chat["messages"], chat["slots"]
+    changed: dict[int, dict[str, Any]] = {}
+    gathered: dict[tuple[int, str], list[str]] = {}
+    for part, slot in zip(document.parts, slots, strict=True):
+        key = slot[1]
+        if key == "content" or key == "reasoning_content":
+            gathered.setdefault((slot[0], key), []).append(part.text)
+        elif _stored(messages, slot) != part.text:
+            message = changed.setdefault(slot[0], json.loads(json.dumps(messages[slot[0]])))
+            _put_call(message, slot, part.text, document)
+    for (index, key), texts in gathered.items():
+        text = texts[0] if len(texts) == 1 else _JOINER.join(texts)
+        if text != messages[index][key]:
+            changed.setdefault(index, dict(messages[index]))[key] = text
+    if not changed:
+        return messages, chat["tools"]
+    return [changed.get(i, message) for i, message in enumerate(messages)], chat["tools"]
+
+
+def _stored(messages: list[dict[str, Any]], slot: Slot) -> str | None:
+    """The text a tool call slot was made from, where it is kept as such."""
+    if slot[1] != "leaf":
+        return None
+    value = messages[slot[0]]["tool_calls"][slot[2]]["function"]["arguments"]
+    for key in slot[3:]:
+        value = value[key]
+    return str(value)
+
+
+def _put_call(message: dict[str, Any], slot: Slot, text: str, document: Document) -> None:
+    calls = message["tool_calls"]
+    if slot[1] == "leaf":
+        holder, keys = calls[slot[2]]["function"], ["arguments", *slot[3:]]
+        for key in keys[:-1]:
+            holder = holder[key]
+        holder[keys[-1]] = text
+    elif slot[1] == "arguments":
+        whole = parsed_object(text)
+        if whole is None and isinstance(calls[slot[2]]["function"]["arguments"], dict):
+            raise _no_longer_json(document, text)
+        calls[slot[2]]["function"]["arguments"] = text if whole is None else whole
+    else:
+        made = calls_of_text(text)
+        if made is None or len(made) != slot[3]:
+            raise _no_longer_json(document, text)
+        calls[slot[2] : slot[2] + slot[3]] = made
+
+
+def _no_longer_json(document: Document, text: str) -> ChatRecordError:
+    return ChatRecordError(
+        f"{document.path}:{document.line}: after cleaning, a tool call of {len(text)} characters is no longer JSON"
+    )

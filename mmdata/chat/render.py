@@ -1,0 +1,322 @@
+"""Conversations to token ids and counted ranges, in batches.
+
+Ids equal what transformers' `apply_chat_template` gives, except that control tokens spelled out inside a message stay
+plain text. All texts of a batch are encoded in one call and put between the fixed ids with numpy; per record Python
+only replays a program (about 1 microsecond a message). Not covered: images, audio, and a template that reads the clock
+(give `date`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, Literal
+
+import jinja2
+import numpy as np
+
+from mmdata.chat.assemble import Sequences, assemble
+from mmdata.chat.conversation import conversation_of
+from mmdata.chat.fit import TOO_LONG, TooLong, exchanges, truncate
+from mmdata.chat.program import Program
+from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
+from mmdata.chat.templates import ChatTemplate, load_template
+from mmdata.chat.thinking import THINKING, Kind, Thinking, prepare
+from mmdata.chat.tracing import Programs, TraceOptions
+from mmdata.document import Document, Drop
+from mmdata.errors import ChatRecordError, ChatTemplateError, UsageError
+from mmdata.tokenizers.base import Tokenizer
+
+TrainOn = Literal["assistant", "last", "all"]
+TRAIN_ON = ("assistant", "last", "all")
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How conversations are rendered; every field changes the bytes.
+
+    template: `auto`, a built-in's name or a file. train_on: which tokens count: those of all answers, of the last one,
+    or all. max_length: tokens a sequence may have; too_long: what happens beyond. thinking: see
+    `mmdata.chat.thinking`; count_empty_thinking: an empty thinking block counts. date: what `strftime_now` says.
+    eod_id: appended to plain text documents, and with force_eod to conversations too; it never counts there.
+    """
+
+    template: str = "auto"
+    train_on: TrainOn = "assistant"
+    max_length: int | None = None
+    too_long: TooLong = "error"
+    thinking: Thinking = "keep"
+    count_empty_thinking: bool = False
+    date: str | None = None
+    eod_id: int | None = None
+    force_eod: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("--train-on", self.train_on, TRAIN_ON),
+            ("--too-long", self.too_long, TOO_LONG),
+            ("--thinking", self.thinking, THINKING),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} {value!r}: one of {', '.join(known)}")
+        if self.max_length is not None and self.max_length < 2:
+            raise UsageError(f"--max-length {self.max_length}: at least 2, since the first token never counts")
+        if self.force_eod and self.eod_id is None:
+            raise UsageError("an end-of-document token is to be appended but none is given; see --eod-token")
+
+
+@dataclass(frozen=True)
+class RenderedBatch:
+    """What became of a list of documents.
+
+    tokens: int32, flat. lengths: int64, tokens of each sequence. spans: int32, flat half-open `[start, end, ...]` of
+    the tokens that count as targets, per sequence; token 0 never does. span_lengths: int64, how many numbers of `spans`
+    each sequence has (two for each range). kept: int64, for each sequence the position of its document in the list
+    (a split document gives several). drops: the others, in input order. counters: see docs/chat.md.
+    """
+
+    tokens: Tokens
+    lengths: Indices
+    spans: Tokens
+    span_lengths: Indices
+    kept: Indices
+    drops: list[Drop]
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One sequence to be: a conversation's program and values, or a plain text."""
+
+    document: int
+    program: Program | None
+    values: list[Any]
+    text: str = ""
+
+
+class ChatRenderer:
+    """Renders with one tokenizer and one set of options. Not for two threads at once; cheap to build in each worker."""
+
+    def __init__(self, tokenizer: Tokenizer, options: ChatOptions) -> None:
+        """Raises ChatTemplateError for a template that is missing, broken, or cannot be followed."""
+        self.options = options
+        self.template: ChatTemplate = load_template(options.template, tokenizer)
+        self._encoder = StretchEncoder(tokenizer)
+        today = None if options.date is None else _day(options.date)
+        traced = TraceOptions(options.train_on, options.thinking, options.count_empty_thinking, today)
+        self._programs = Programs(self.template, self._encoder, traced)
+        self._probe()
+
+    def render_documents(self, documents: Sequence[Document]) -> RenderedBatch:
+        """Render documents made by `mmdata.chat.formats` (plain text documents pass through).
+
+        Reasons of drops: template-refused, template-unclear, tool-call-broken, no-counted-token, too-long, empty.
+        Raises ChatRecordError for a conversation above max_length where too_long is `error`.
+        """
+        counters: dict[str, int] = {}
+        drops: dict[int, Drop] = {}
+        jobs: list[_Job] = []
+        for number, document in enumerate(documents):
+            made = self._job(number, document, counters)
+            if isinstance(made, Drop):
+                drops[number] = made
+            else:
+                jobs.append(made)
+        sequences = self._assemble(jobs)
+        if self.options.max_length is not None:
+            sequences = self._fit(sequences, documents, drops, counters)
+        sequences = self._judge(sequences, documents, drops, counters)
+        counters["sequences"] = len(sequences.lengths)
+        counters["tokens"] = int(sequences.lengths.sum())
+        counters["counted_tokens"] = int((sequences.spans[1::2] - sequences.spans[0::2]).sum())
+        return RenderedBatch(
+            sequences.tokens,
+            sequences.lengths,
+            sequences.spans,
+            sequences.span_lengths,
+            sequences.owner,
+            [drops[number] for number in sorted(drops)],
+            counters,
+        )
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> tuple[Tokens, Tokens]:
+        """Ids of one conversation and its counted ranges, int32 (n,) and int32 (ranges, 2); max_length plays no part.
+
+        Raises ChatRecordError where the template refuses the conversation.
+        """
+        prepared, _ = prepare(list(messages), self.options.thinking, self.template)
+        try:
+            program, values = self._programs.find(prepared, tools)
+        except jinja2.TemplateError as error:
+            raise ChatRecordError(f"{self.template.name}: the template refuses the conversation: {error}") from None
+        made = self._assemble([_Job(0, program, values)])
+        return made.tokens, made.spans.reshape(-1, 2)
+
+    def _job(self, number: int, document: Document, counters: dict[str, int]) -> _Job | Drop:
+        if "chat" not in document.meta:
+            _count(counters, "plain_documents")
+            return _Job(number, None, [], document.text)
+        _count(counters, "conversations")
+        try:
+            messages, tools = conversation_of(document)
+            messages, kind = prepare(messages, self.options.thinking, self.template)
+            program, values = self._programs.find(messages, tools)
+        except jinja2.TemplateError as error:
+            return _drop(document, "template-refused", str(error)[:200])
+        except ChatTemplateError as error:
+            return _drop(document, "template-unclear", str(error)[:200])
+        except ChatRecordError as error:
+            return _drop(document, "tool-call-broken", str(error)[:200])
+        _count(counters, f"thinking_{_thinking_of(kind, program)}")
+        return _Job(number, program, values)
+
+    def _assemble(self, jobs: list[_Job]) -> Sequences:
+        options = self.options
+        eod = [options.eod_id] if options.eod_id is not None else []
+        made = assemble(
+            self._encoder,
+            [(job.program, job.values, job.text) for job in jobs],
+            eod,
+            options.force_eod,
+        )
+        owner = np.array([job.document for job in jobs], np.int64)
+        if options.train_on == "all":
+            made = made.count_all()
+        return made.owned_by(owner).without_first()
+
+    def _fit(
+        self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]
+    ) -> Sequences:
+        """Deal with sequences above max_length."""
+        limit, policy = self.options.max_length, self.options.too_long
+        assert limit is not None
+        long = np.flatnonzero(made.lengths > limit)
+        if not len(long):
+            return made
+        if policy == "error":
+            first = documents[int(made.owner[long[0]])]
+            raise ChatRecordError(
+                f"{first.path}:{first.line}: {int(made.lengths[long[0]])} tokens, --max-length is {limit} "
+                f"({len(long)} of this batch of {len(made.lengths)} are longer); raise it or choose --too-long "
+                f"{', '.join(name for name in TOO_LONG if name != 'error')}"
+            )
+        _count(counters, "too_long", len(long))
+        if policy in ("truncate-left", "truncate-right"):
+            _count(counters, policy.replace("-", "_"), len(long))
+            return truncate(made, limit, left=policy == "truncate-left")
+        replaced: dict[int, Sequences] = {}
+        for index in long.tolist():
+            number = int(made.owner[index])
+            document = documents[number]
+            if policy == "split-turns" and "chat" in document.meta:
+                pieces = self._split(document, number, limit, counters)
+                if len(pieces.lengths):
+                    replaced[index] = pieces
+                    continue
+            drops[number] = _drop(document, "too-long", int(made.lengths[index]), limit)
+        return made.replace(long, replaced)
+
+    def _split(self, document: Document, number: int, limit: int, counters: dict[str, int]) -> Sequences:
+        """Conversations of whole exchanges, each with the system message, each within `limit`."""
+        messages, tools = conversation_of(document)
+        head, turns = exchanges(messages)
+        pieces: list[Sequences] = []
+        current: list[dict[str, Any]] = []
+        best: Sequences | None = None
+        for turn in turns:
+            longer = self._one(head + current + turn, tools, number)
+            if longer is not None and int(longer.lengths[0]) <= limit:
+                current, best = current + turn, longer
+                continue
+            if best is not None:
+                pieces.append(best)
+            alone = self._one(head + turn, tools, number) if current else longer
+            fits = alone is not None and int(alone.lengths[0]) <= limit
+            current, best = (turn, alone) if fits else ([], None)
+            if not fits:
+                _count(counters, "exchanges_too_long")
+        if best is not None:
+            pieces.append(best)
+        counted = [piece for piece in pieces if len(piece.spans)]
+        if len(counted) > 1:
+            _count(counters, "made_by_splitting", len(counted) - 1)
+        return Sequences.concatenate(counted)
+
+    def _one(self, messages: list[dict[str, Any]], tools: list[Any] | None, number: int) -> Sequences | None:
+        prepared, _ = prepare(messages, self.options.thinking, self.template)
+        try:
+            program, values = self._programs.find(prepared, tools)
+        except (jinja2.TemplateError, ChatTemplateError):
+            return None
+        return self._assemble([_Job(number, program, values)])
+
+    def _judge(
+        self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]
+    ) -> Sequences:
+        """Drop sequences without a counted token."""
+        bare = np.flatnonzero(made.span_lengths == 0)
+        for index in bare.tolist():
+            number = int(made.owner[index])
+            document = documents[number]
+            reason = "no-counted-token" if "chat" in document.meta else "empty"
+            drops[number] = _drop(document, reason, int(made.lengths[index]))
+        return made.replace(bare, {}) if len(bare) else made
+
+    def _probe(self) -> None:
+        """Refuse a template that cannot be followed before any data is read."""
+        question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+        for messages in ([question, answer], [question, answer, dict(question), dict(answer)]):
+            try:
+                self._programs.find(messages, None)
+            except jinja2.TemplateError as error:
+                raise ChatTemplateError(
+                    f"{self.template.name}: the template fails on a plain question and answer: {error}"
+                ) from None
+
+
+def render_chat(
+    messages: Sequence[dict[str, Any]], tokenizer: Tokenizer, template: str = "auto", **options: Any
+) -> tuple[Tokens, Tokens]:
+    """Ids of one conversation, int32 (n,), and its counted ranges, int32 (ranges, 2) half-open.
+
+    messages: OpenAI's form (role, content, tool_calls, reasoning_content). template: `auto` (the tokenizer's own), a
+    built-in's name or a file. options: fields of ChatOptions, and `tools`. Raises ChatTemplateError, ChatRecordError.
+    For many conversations build one ChatRenderer.
+    """
+    from mmdata.chat.formats import normalised
+
+    tools = options.pop("tools", None)
+    clean, tools = normalised(messages, tools)
+    return ChatRenderer(tokenizer, ChatOptions(template=template, **options)).render(clean, tools)
+
+
+def thinking_note(counters: dict[str, int]) -> str | None:
+    """What to tell the user about a mix of records with and without reasoning, else None."""
+    reasoned = counters.get("thinking_with", 0)
+    empty, without = counters.get("thinking_empty", 0), counters.get("thinking_without", 0)
+    if not reasoned or not (empty or without):
+        return None
+    return (
+        f"{reasoned} conversations reason, {empty} have an empty thinking block and {without} none: a model trained on "
+        "the mix decides by itself when to reason; --thinking strip or empty makes them alike"
+    )
+
+
+def _thinking_of(kind: Kind, program: Program) -> Kind:
+    return "empty" if kind == "without" and program.empty_blocks else kind
+
+
+def _count(counters: dict[str, int], name: str, by: int = 1) -> None:
+    counters[name] = counters.get(name, 0) + by
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"the date {text!r} is not of the form 2026-01-31") from None
+
+
+def _drop(document: Document, reason: str, value: int | str, limit: int | None = None) -> Drop:
+    return Drop(document.path, document.input_number, document.line, document.id, "encode", reason, value, limit)

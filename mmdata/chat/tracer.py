@@ -1,0 +1,161 @@
+"""Records what a template does with the texts of a record, so that the next record needs no template run.
+
+A template run over traced values yields steps: where a text is found in the record (`leaf`), what is made of it
+(`derive`: strip, split, ...), and what the template asked about it (`guard`: is it empty, does it contain `</think>`).
+Replaying the steps on another record gives its texts, or None when a guard answers otherwise: then the template runs
+again. A step costs about 0.1 microsecond. Holds no Jinja and no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+Path = tuple[str | int, ...]
+Function = Callable[[Any], Any]
+
+# A replay that cannot follow a path, index or method has met a record of another shape.
+MISMATCH = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Step: the value at `path` of {"messages": ..., "tools": ...}, which must be of `kind` exactly."""
+
+    path: Path
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class Derive:
+    """Step: `function(values[source])`."""
+
+    source: int
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Step: the concatenation of `parts`, an int naming an earlier value and a str standing for itself."""
+
+    parts: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Step: a value that earlier guards pin."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """No value: `function(values[source])` must equal `expected`."""
+
+    source: int
+    function: Function
+    expected: Any
+
+
+Step = Leaf | Derive | Join | Constant | Guard
+
+
+class Tracer:
+    """The steps of one or more template runs over the same record, and the concrete value of each slot.
+
+    owners: for each slot the number of the message it came from, or -1 for the tools.
+    """
+
+    def __init__(self, is_control: Callable[[str], bool]) -> None:
+        """is_control: whether a text holds a token that the template alone may write."""
+        self.is_control = is_control
+        self.steps: list[Step] = []
+        self.values: list[Any] = []
+        self.owners: list[int] = []
+        self.pinned_characters = 0
+        self._known: dict[Hashable, Any] = {}
+
+    def leaf(self, path: Path, value: Any, owner: int) -> int:
+        """The slot of the value found at `path`."""
+        key = ("leaf", path)
+        if key not in self._known:
+            self._known[key] = self._push(Leaf(path, type(value)), value, owner)
+        return int(self._known[key])
+
+    def derive(self, source: int, key: Hashable, function: Function) -> int:
+        """The slot of `function(value of source)`; `key` names the function and its arguments."""
+        full = ("derive", source, key)
+        if full not in self._known:
+            value = function(self.values[source])
+            self._known[full] = self._push(Derive(source, function), value, self.owners[source])
+        return int(self._known[full])
+
+    def join(self, parts: tuple[int | str, ...]) -> int:
+        """The slot of the concatenated parts."""
+        key = ("join", parts)
+        if key not in self._known:
+            slots = [part for part in parts if isinstance(part, int)]
+            value = "".join([part if isinstance(part, str) else self.values[part] for part in parts])
+            self._known[key] = self._push(Join(parts), value, self.owners[slots[0]])
+        return int(self._known[key])
+
+    def constant(self, value: str, owner: int) -> int:
+        """The slot of a text that only holds while the pinned values stay as they are."""
+        return self._push(Constant(value), value, owner)
+
+    def guard(self, source: int, key: Hashable, function: Function) -> Any:
+        """What `function` says about the slot's value; a replay must find the same."""
+        full = ("guard", source, key)
+        if full not in self._known:
+            answer = function(self.values[source])
+            self.steps.append(Guard(source, function, answer))
+            self._known[full] = answer
+        return self._known[full]
+
+    def pin(self, source: int) -> Any:
+        """The slot's value, with a guard that it is this very value."""
+        value = self.guard(source, "value", _itself)
+        key = ("pinned", source)
+        if key not in self._known:
+            self._known[key] = True
+            self.pinned_characters += len(value) if isinstance(value, str) else 1
+        return value
+
+    def _push(self, step: Step, value: Any, owner: int) -> int:
+        self.steps.append(step)
+        self.values.append(value)
+        self.owners.append(owner)
+        return len(self.values) - 1
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def replay(steps: tuple[Step, ...], record: dict[str, Any]) -> list[Any] | None:
+    """The values of all slots for another record, or None where a guard or a path does not hold."""
+    values: list[Any] = []
+    try:
+        for step in steps:
+            kind = type(step)
+            if kind is Guard:
+                if step.function(values[step.source]) != step.expected:  # type: ignore[union-attr]
+                    return None
+            elif kind is Derive:
+                values.append(step.function(values[step.source]))  # type: ignore[union-attr]
+            elif kind is Leaf:
+                value: Any = record
+                for key in step.path:  # type: ignore[union-attr]
+                    value = value[key]
+                if type(value) is not step.kind:  # type: ignore[union-attr]
+                    return None
+                values.append(value)
+            elif kind is Join:
+                parts = step.parts  # type: ignore[union-attr]
+                values.append("".join([part if isinstance(part, str) else values[part] for part in parts]))
+            else:
+                values.append(step.value)  # type: ignore[union-attr]
+    except MISMATCH:
+        return None
+    return values

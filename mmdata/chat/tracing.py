@@ -1,0 +1,226 @@
+"""Programs for conversations: found among those kept, or made by running the template over traced values.
+
+A program is kept for each shape (roles and keys of the messages, tools or none) and each set of answers to what the
+template asked. Its first replays are compared with an ordinary run of the template, character by character, so a
+template that does something unfollowed is refused instead of mis-rendered. What is kept is bounded; it only saves time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import jinja2
+
+from mmdata.chat.program import Compiler, Program
+from mmdata.chat.sandbox import ChatEnvironment
+from mmdata.chat.spans import Layout, Position, Turn, TurnFinder
+from mmdata.chat.stretches import StretchEncoder
+from mmdata.chat.templates import ChatTemplate
+from mmdata.chat.thinking import BLOCK_KEY, Thinking, edit_blocks
+from mmdata.chat.traced import Data, TracedStr, segments_of
+from mmdata.chat.traced_json import TracedDict, wrap
+from mmdata.chat.tracer import Tracer, replay
+from mmdata.errors import ChatTemplateError
+
+Messages = Sequence[dict[str, Any]]
+
+_CHECKED_REPLAYS = 2
+_KEPT_VARIANTS = 32
+_KEPT_STEPS = 400_000
+_PINNED_LIMIT = 64  # characters; a program that only fits records repeating more than this is not kept
+_HIDDEN = (BLOCK_KEY, "_uncounted")
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What decides a program beside template and tokenizer; see ChatOptions."""
+
+    train_on: str = "assistant"
+    thinking: Thinking = "keep"
+    count_empty_thinking: bool = False
+    today: date | None = None
+
+
+class Programs:
+    """All programs of one template, tokenizer and set of options."""
+
+    def __init__(self, template: ChatTemplate, encoder: StretchEncoder, options: TraceOptions) -> None:
+        self._template, self._encoder, self._options = template, encoder, options
+        self._environment = ChatEnvironment(options.today)
+        self._compiled = self._compile(template.source)
+        self._for_tools = self._compile(template.tool_source) if template.tool_source else self._compiled
+        self._kept: dict[Any, list[Program]] = {}
+        self._steps = 0
+        self._replays: dict[int, int] = {}
+        self.traced = 0
+
+    def find(self, messages: Messages, tools: list[Any] | None) -> tuple[Program, list[Any]]:
+        """The program of a conversation and its values.
+
+        Raises jinja2.TemplateError where the template refuses the conversation, ChatTemplateError where what it does
+        cannot be followed.
+        """
+        record = {"messages": messages, "tools": tools}
+        shape = (tools is None, tuple([(message["role"], *message) for message in messages]))
+        for program in self._kept.get(shape, ()):
+            values = replay(program.steps, record)
+            if values is not None:
+                self._check(program, values, messages, tools)
+                return program, values
+        program, values = self._trace(messages, tools)
+        self._check_text(program, values, messages, tools)
+        if program.reusable:
+            self._keep(shape, program)
+        return program, values
+
+    def _compile(self, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(
+                f"{self._template.name}: line {error.lineno}: not a Jinja template: {error.message}"
+            ) from None
+
+    def _keep(self, shape: Any, program: Program) -> None:
+        variants = self._kept.setdefault(shape, [])
+        variants.append(program)
+        self._steps += len(program.steps)
+        if len(variants) > _KEPT_VARIANTS:
+            self._drop(variants.pop(0))
+        while self._steps > _KEPT_STEPS and len(self._kept) > 1:
+            for gone in self._kept.pop(next(iter(self._kept))):
+                self._drop(gone)
+
+    def _drop(self, program: Program) -> None:
+        self._steps -= len(program.steps)
+        self._replays.pop(id(program), None)
+
+    def _check(self, program: Program, values: list[Any], messages: Messages, tools: list[Any] | None) -> None:
+        done = self._replays.get(id(program), 0)
+        if done < _CHECKED_REPLAYS:
+            self._check_text(program, values, messages, tools)
+            self._replays[id(program)] = done + 1
+
+    def _check_text(self, program: Program, values: list[Any], messages: Messages, tools: list[Any] | None) -> None:
+        """Raise unless the program gives what the template gives without tracing."""
+        plain = [_plain_message(message) for message in messages]
+        expected = self._render(plain, tools, False)
+        if program.text(values) != expected:
+            raise ChatTemplateError(
+                f"{self._template.name}: the template treats the text of messages in a way that cannot be followed "
+                "(its output depends on more than was seen); simplify it or use a built-in"
+            )
+
+    def _render(self, messages: Sequence[Any], tools: Any, prompt: bool) -> str:
+        """Run the template; jinja's own errors pass, anything else it trips over becomes one."""
+        compiled = self._for_tools if tools else self._compiled
+        try:
+            return compiled.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=prompt,
+                **self._template.variables,
+            )
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
+
+    def _trace(self, messages: Messages, tools: list[Any] | None) -> tuple[Program, list[Any]]:
+        self.traced += 1
+        tracer = Tracer(self._encoder.is_control)
+        traced = [_Message(tracer, message, i) for i, message in enumerate(messages)]
+        traced_tools = None if tools is None else wrap(tracer, tools, ("tools",), -1)
+
+        def run(count: int, prompt: bool) -> Layout:
+            return Layout.of(segments_of(self._render(traced[:count], traced_tools, prompt)))
+
+        def attempt(count: int, prompt: bool) -> Layout | None:
+            try:
+                return run(count, prompt)
+            except jinja2.TemplateError:
+                return None
+
+        self._environment.tracer = tracer
+        try:
+            full = run(len(messages), False)
+            answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+            finder = TurnFinder(full, attempt, tracer, self._encoder.control)
+            turns = finder.turns(answers) if self._needs_turns(full) else []
+        finally:
+            self._environment.tracer = None
+        return self._compile_program(tracer, full, turns, messages), tracer.values
+
+    def _needs_turns(self, full: Layout) -> bool:
+        return self._options.train_on != "all" or self._options.thinking != "keep" or bool(full.marked)
+
+    def _compile_program(self, tracer: Tracer, full: Layout, turns: list[Turn], messages: Messages) -> Program:
+        options = self._options
+        edited, moved = full, turns
+        if options.thinking != "keep":
+            edited, moved = edit_blocks(full, turns, options.thinking)
+        ranges = self._counted(moved, edited, tracer, messages)
+        items = Compiler(self._encoder).compile(edited.atoms, ranges)
+        lengths, fixed = items.arrays()
+        return Program(
+            steps=tuple(tracer.steps),
+            stretches=tuple(items.stretches),
+            item_lengths=lengths,
+            fixed=fixed,
+            edges=tuple(items.edges),
+            empty_blocks=sum(turn.empty_until is not None for turn in moved),
+            text_parts=tuple(a.slot if isinstance(a, Data) else a.text for a in full.atoms),
+            reusable=tracer.pinned_characters <= _PINNED_LIMIT,
+        )
+
+    def _counted(
+        self, turns: list[Turn], layout: Layout, tracer: Tracer, messages: Messages
+    ) -> list[tuple[Position, Position]]:
+        """The ranges whose tokens count, in order."""
+        if self._options.train_on == "all":
+            return []
+        chosen = turns[-1:] if self._options.train_on == "last" else turns
+        counted = []
+        for turn in chosen:
+            owners = {
+                tracer.owners[atom.slot]
+                for atom in layout.atoms[turn.start[0] : turn.end[0] + 1]
+                if isinstance(atom, Data)
+            }
+            if any(owner >= 0 and messages[owner].get("_uncounted") for owner in owners):
+                continue
+            skip = turn.empty_until if not self._options.count_empty_thinking else None
+            start = skip or turn.start
+            if start < turn.end:
+                counted.append((start, turn.end))
+        return counted
+
+
+class _Message(TracedDict):
+    """A message as a template sees it: the role is a trusted word, a separate thinking block is part of the content."""
+
+    def __init__(self, tracer: Tracer, message: dict[str, Any], number: int) -> None:
+        super().__init__(tracer, message, ("messages", number), number, frozenset({"role"}))
+
+    def _has(self, key: str) -> bool:
+        return key not in _HIDDEN and super()._has(key)
+
+    def __getitem__(self, key: Any) -> Any:
+        if key == "content" and BLOCK_KEY in self._raw:
+            block, content = self._child(BLOCK_KEY), self._child("content")
+            assert isinstance(block, TracedStr)
+            return "<think>" + block + "</think>" + content
+        return super().__getitem__(key)
+
+    def _keys(self) -> list[Any]:
+        return [key for key in self._raw if key not in _HIDDEN]
+
+
+def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
+    """The same message for an ordinary run."""
+    made = {key: value for key, value in message.items() if key not in _HIDDEN}
+    if BLOCK_KEY in message:
+        made["content"] = f"<think>{message[BLOCK_KEY]}</think>{message['content']}"
+    return made
