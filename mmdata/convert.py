@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,32 @@ def convert(
     Raises UsageError, InputError, OutputError, TokenizerError, RunError and their kin; nothing is left at the final
     names then.
     """
-    unknown = options.keys() - _RUN_FIELDS - set(ConvertOptions.__dataclass_fields__)
+    return _prepare(inputs, output_prefix, tokenizer, options).execute()
+
+
+def plan(
+    inputs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    output_prefix: str | os.PathLike[str],
+    tokenizer: Any,
+    **options: Any,
+) -> dict[str, Any]:
+    """What `convert` would do with the same arguments, after all its checks: JSON values, `lines` for a person.
+
+    Writes nothing. Raises as `convert` does before its first record.
+    """
+    return _prepare(inputs, output_prefix, tokenizer, options).describe()
+
+
+def _prepare(inputs: Any, output_prefix: Any, tokenizer: Any, options: dict[str, Any]) -> _Conversion:
+    known = _RUN_FIELDS | set(ConvertOptions.__dataclass_fields__)
+    unknown = sorted(options.keys() - known)
     if unknown:
-        raise UsageError(f"convert has no option {sorted(unknown)[0]!r}; see ConvertOptions and RunOptions")
+        near = get_close_matches(unknown[0], sorted(known), n=1, cutoff=0.0)[0]
+        raise UsageError(f"convert has no option {unknown[0]!r}; did you mean {near!r}?")
     run = RunOptions(**{name: value for name, value in options.items() if name in _RUN_FIELDS})
     made = ConvertOptions(**{name: value for name, value in options.items() if name not in _RUN_FIELDS})
     arguments = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    return _Conversion(arguments, os.fspath(output_prefix), tokenizer, made, run).execute()
+    return _Conversion(arguments, os.fspath(output_prefix), tokenizer, made, run)
 
 
 class _Conversion:
@@ -110,6 +130,7 @@ class _Conversion:
         self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
         self._records = RecordOptions(options.json_keys)
         self._notices: list[str] = []
+        self._where = tokenizer
         self._tokenizer = self._load_tokenizer(tokenizer)
 
     def execute(self) -> RunReport:
@@ -133,6 +154,21 @@ class _Conversion:
             ledger.finish()
         shutil.rmtree(self._work_dir, ignore_errors=True)
         return report
+
+    def describe(self) -> dict[str, Any]:
+        """Inputs, outputs and options, nothing touched."""
+        output = self._plan()
+        shards = [output.shard_prefix(split, 0, key) for split in output.splits() for key in output.keys]
+        size = total_bytes(self._inputs)
+        lines = [
+            f"{len(self._inputs)} inputs" + ("" if size is None else f", {size:,} bytes on disk"),
+            *(f"  {source.path} ({source.kind}, {source.compression})" for source in self._inputs),
+            f"would write {', '.join(shards)} as {self._dtype().name}" + (", ..." if output.max_tokens else ""),
+        ]
+        return {
+            "inputs": [source.path for source in self._inputs], "input_bytes": size, "outputs": shards,
+            "options": self._options.byte_options(), "notices": self._notices, "lines": lines,
+        }  # fmt: skip
 
     def _was_publishing(self) -> bool:
         """Whether an unfinished run of this prefix exists, whose own files may be at their names already."""
@@ -255,7 +291,8 @@ class _Conversion:
                 "version": _version(), "workers": self._executor.workers, "executor": self._run.executor,
                 "engine": tokenizer.engine, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
                 "seconds": round(seconds, 3), "mb_per_second": round(tally.text_bytes / 1e6 / max(seconds, 1e-9), 2),
-                "input_bytes": total_bytes(self._inputs), "output_prefix": os.path.abspath(self._prefix),
+                "tokenizer": _absolute(self._where), "input_bytes": total_bytes(self._inputs),
+                "output_prefix": os.path.abspath(self._prefix),
                 "inputs": [os.path.abspath(source.path) for source in self._inputs], "notices": self._notices,
             },
         )  # fmt: skip
@@ -297,6 +334,16 @@ def _shard_record(shard: PublishedShard) -> dict[str, Any]:
 def _files_of(shards: list[PublishedShard]) -> list[str]:
     endings = (".bin", ".idx", ".json", "_origin.bin", "_origin.idx", "_loss_spans.bin", "_loss_spans.idx")
     return [shard.prefix + ending for shard in shards for ending in endings]
+
+
+def _absolute(where: Any) -> str | list[str]:
+    """The tokenizer's place, good from any folder; `NAME:FILE` keeps its name."""
+    if not isinstance(where, (str, os.PathLike)):
+        return [os.path.abspath(path) for path in where]
+    name, colon, file = os.fspath(where).rpartition(":")
+    if os.path.exists(where) or not colon or not os.path.exists(file):
+        return os.path.abspath(where)
+    return f"{name}:{os.path.abspath(file)}"
 
 
 def _version() -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 import mmdata
@@ -60,8 +59,8 @@ def with_dashes(arguments: list[str]) -> list[str]:
     return dashed
 
 
-def tokenizer_path(options: argparse.Namespace, scratch: Path) -> str:
-    """The one path `mmdata` loads; a vocab/merges pair under other names is linked into `scratch`."""
+def tokenizer_place(options: argparse.Namespace) -> str | list[str]:
+    """What `mmdata` loads: one path, or the pair of vocabulary and merges file. Raises UsageError."""
     kind = options.tokenizer_type
     if kind is not None and kind not in TOKENIZER_TYPES:
         raise UsageError(f"--tokenizer-type {kind!r} is not offered; one of: {', '.join(TOKENIZER_TYPES)}")
@@ -69,15 +68,11 @@ def tokenizer_path(options: argparse.Namespace, scratch: Path) -> str:
     if given is None:
         wanted = TOKENIZER_TYPES.get(kind or "", "a tokenizer.json, vocab.json, SentencePiece model or tiktoken ranks")
         raise UsageError(f"no tokenizer: give --vocab-file with {wanted}")
-    if options.merge_file is None:
-        if kind == "GPT2BPETokenizer" and Path(given).is_file():
-            raise UsageError("GPT2BPETokenizer needs --merge-file beside --vocab-file")
-        return str(given)
-    for name, source in (("vocab.json", given), ("merges.txt", options.merge_file)):
-        if not Path(source).is_file():
-            raise UsageError(f"{source}: no such file (needed as {name})")
-        (scratch / name).write_bytes(Path(source).read_bytes())
-    return str(scratch)
+    if options.merge_file is not None:
+        return [given, options.merge_file]
+    if kind == "GPT2BPETokenizer" and Path(given).is_file():
+        raise UsageError("GPT2BPETokenizer needs --merge-file beside --vocab-file")
+    return str(given)
 
 
 def main(arguments: list[str]) -> int:
@@ -89,12 +84,12 @@ def main(arguments: list[str]) -> int:
                 f"--dataset-impl {options.dataset_impl} is not offered: training reads mmap shards only "
                 "(lazy and cached were removed from Megatron in 2023); use --dataset-impl mmap"
             )
-        with tempfile.TemporaryDirectory() as scratch:
-            report = mmdata.convert(
-                options.input_files, options.output_prefix, tokenizer_path(options, Path(scratch)),
-                recipe="none", dedup="none", format="text", json_keys=tuple(options.json_keys), split=options.split,
-                seed=options.seed, workers=options.workers, overwrite=options.overwrite,
-            )  # fmt: skip
+        report = mmdata.convert(
+            options.input_files, options.output_prefix, tokenizer_place(options),
+            recipe="none", dedup="none", format="text", json_keys=tuple(options.json_keys), split=options.split,
+            seed=options.seed, workers=options.workers, overwrite=options.overwrite,
+            notice=lambda text: print(text, file=sys.stderr),
+        )  # fmt: skip
     except UsageError as error:
         print(f"merge_and_split_data: {error}", file=sys.stderr)
         return 2
