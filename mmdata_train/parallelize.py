@@ -77,7 +77,7 @@ def build_parts(model: ModelConfig, parallel: ParallelConfig, training: Training
         part.keep(layers, first=number == 0, last=number == len(counts) - 1)
         if parallel.tensor > 1:
             split_over_tensor_axis(part, mesh.world[TENSOR_AXIS], splits_sequence=parallel.splits_sequence)
-        for layer in part.layers.values():
+        for layer in part.decoder_layers():
             recompute_layer(layer, training.activation_checkpointing)
             if training.compile:
                 layer.compile(fullgraph=True)
@@ -118,7 +118,7 @@ def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, trainin
         if head is not None:
             # Its backward pass comes right after its forward pass.
             shard(head, reshard_after_forward=False)
-    for layer in part.layers.values():
+    for layer in part.decoder_layers():
         shard(layer, reshard_after_forward=reshard)
     shard(part, reshard_after_forward=reshard)
     for module in fsdp_modules(part):

@@ -27,13 +27,12 @@ from mmdata_train.schedules import SCHEDULES, ScheduleName, micro_batches_fit
 from mmdata_train.step import Engine
 
 STEPS = 3
-ROWS = 16
 SEQ_LENGTH = 16
 TOLERANCE = 1e-5
 SMALL = ModelConfig(
     vocab_size=61,
     hidden_size=32,
-    num_layers=8,
+    num_layers=4,
     num_heads=8,
     num_kv_heads=4,
     intermediate_size=48,
@@ -55,6 +54,31 @@ Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What a cell is compared on: a reference run has the same."""
+
+    model: ModelName
+    layers: int
+    rows: int
+
+    def config(self) -> ModelConfig:
+        return dataclasses.replace(MODELS[self.model], num_layers=self.layers)
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of one step: two documents a row, a third of the labels ignored, more in the first rows."""
+        generator = torch.Generator().manual_seed(1000 + step)
+        size = (self.rows, SEQ_LENGTH)
+        stream = torch.randint(0, SMALL.vocab_size, (self.rows, SEQ_LENGTH + 1), generator=generator)
+        labels = stream[:, 1:].clone()
+        chance = torch.linspace(0.6, 0.05, self.rows)[:, None]
+        labels[torch.rand(size, generator=generator) < chance] = IGNORED
+        cut = torch.randint(1, SEQ_LENGTH, (self.rows, 1), generator=generator)
+        index = torch.arange(SEQ_LENGTH).expand(size)
+        documents = (index >= cut).long()
+        return Batch(stream[:, :-1].contiguous(), labels, index - documents * cut, documents)
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One combination. `sequence_parallel` matters with a tensor axis only, `schedule` with pipeline ranks only."""
 
@@ -71,9 +95,17 @@ class Cell:
     def world_size(self) -> int:
         return self.tensor * self.pipeline * self.data
 
+    @property
+    def shape(self) -> Shape:
+        """The smallest model and batch that fill the cell's pipeline."""
+        rule = SCHEDULES[self.schedule]
+        stages = self.pipeline * (2 if rule.several and self.pipeline > 1 else 1)
+        return Shape(self.model, max(4, stages), max(8, 2 * self.pipeline * self.data))
+
     def configs(self) -> tuple[ModelConfig, ParallelConfig, TrainingConfig]:
         """The configuration of the cell. Raises ConfigError where it is refused."""
         rule = SCHEDULES[self.schedule]
+        rows = self.shape.rows
         parallel = ParallelConfig(
             tensor=self.tensor,
             pipeline=self.pipeline,
@@ -83,11 +115,10 @@ class Cell:
             virtual_stages=2 if rule.several and self.pipeline > 1 else 1 + rule.folded,
             sequence_parallel=self.sequence_parallel and self.tensor > 1,
         )
-        count = ROWS // self.data
-        size = 2 if micro_batches_fit(rule, count // 2, self.pipeline) else 1
+        size = 2 if micro_batches_fit(rule, rows // self.data // 2, self.pipeline) else 1
         training = TrainingConfig(
             micro_batch_size=size,
-            global_batch_size=ROWS,
+            global_batch_size=rows,
             steps=STEPS,
             lr=1e-3,
             weight_decay=0.1,
@@ -96,7 +127,7 @@ class Cell:
             activation_checkpointing=self.recompute,
             lr_schedule="constant",
         )
-        model = MODELS[self.model]
+        model = self.shape.config()
         check_run(model, parallel, training, SEQ_LENGTH, self.world_size)
         return model, parallel, training
 
@@ -109,33 +140,23 @@ class Cell:
         return None
 
 
-def small_batch(model: ModelConfig, step: int) -> Batch:
-    """The global batch of one step: two documents a row, a third of the labels ignored, more in the first rows."""
-    generator = torch.Generator().manual_seed(1000 + step)
-    stream = torch.randint(0, model.vocab_size, (ROWS, SEQ_LENGTH + 1), generator=generator)
-    labels = stream[:, 1:].clone()
-    chance = torch.linspace(0.6, 0.05, ROWS)[:, None]
-    labels[torch.rand(labels.shape, generator=generator) < chance] = IGNORED
-    cut = torch.randint(1, SEQ_LENGTH, (ROWS, 1), generator=generator)
-    index = torch.arange(SEQ_LENGTH).expand(ROWS, -1)
-    documents = (index >= cut).long()
-    return Batch(stream[:, :-1].contiguous(), labels, index - documents * cut, documents)
+def run_cell(cell: Cell, shape: Shape | None = None, seed: int = 7) -> Curve:
+    """(loss, gradient norm before clipping) of each step, the same on every rank; a collective over the default group.
 
-
-def run_cell(cell: Cell, seed: int = 7) -> Curve:
-    """(loss, gradient norm before clipping) of each step, the same on every rank. A collective over the default
-    group.
+    shape: train on this instead of the cell's own, for a reference of one process.
     """
-    model, parallel, training = cell.configs()
+    shape = shape or cell.shape
+    _, parallel, training = cell.configs()
+    model = shape.config()
     mesh = Mesh.make(parallel, torch.device("cpu"))
     parts = build_parts(model, parallel, training, mesh)
     initialize(parts.parts, model, seed)
     engine = Engine(parts, parallel, training, SEQ_LENGTH, STEPS)
-    share = ROWS // cell.data
+    share = shape.rows // cell.data
     own = slice(mesh.data_rank * share, (mesh.data_rank + 1) * share)
     curve = []
     for step in range(STEPS):
-        result = engine.train_step(small_batch(model, step).rows(own), step)
+        result = engine.train_step(shape.batch(step).rows(own), step)
         curve.append((result.loss, result.grad_norm))
     return curve
 

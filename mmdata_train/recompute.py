@@ -2,49 +2,102 @@
 
 `full` keeps a layer's input only. `selective` keeps the outputs of matrix products, attention and communication, and
 computes the cheap rest (norms, activations, rotary turns) again. Weight names do not change: the layer's forward is
-wrapped, not the layer.
+wrapped, not the layer. What was kept may be read more than once, so backward passes split into two (zero-bubble
+schedules) work; torch's own selective contexts allow one reading.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
-KEPT = (
-    "aten::mm",
-    "aten::addmm",
-    "aten::bmm",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_attention_math",
-    "_c10d_functional::all_reduce",
-    "_c10d_functional::reduce_scatter_tensor",
-    "_c10d_functional::all_gather_into_tensor",
-    "_c10d_functional::wait_tensor",
+from mmdata_train.model.layers import DecoderLayer
+
+PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm"})
+COMMUNICATION = frozenset(
+    {
+        "_c10d_functional::all_reduce",
+        "_c10d_functional::reduce_scatter_tensor",
+        "_c10d_functional::all_gather_into_tensor",
+        "_c10d_functional::wait_tensor",
+    }
 )
+ATTENTION = frozenset(
+    {
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+    }
+)
+Kept = list[tuple[Any, Any]]
 
 
-def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    name = operation.name() if hasattr(operation, "name") else str(operation)
-    return CheckpointPolicy.MUST_SAVE if name.partition(".")[0] in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _detached(value: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, value)
 
 
-def recompute_layer(layer: nn.Module, mode: Literal["none", "selective", "full"]) -> None:
+class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Forward pass: note the results of the operations to keep, in order."""
+
+    def __init__(self, names: frozenset[str], kept: Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names, self.kept = names, kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func.name().partition(".")[0] in self.names:
+            self.kept.append((func, _detached(output)))
+        return output
+
+
+class _Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Recomputation: hand out what was kept, in the same order, from the start at each entry."""
+
+    def __init__(self, names: frozenset[str], kept: Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names, self.kept, self.position = names, kept, 0
+
+    def __enter__(self) -> Any:
+        self.position = 0
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().partition(".")[0] not in self.names:
+            return func(*args, **(kwargs or {}))
+        kept_func, output = self.kept[self.position]
+        assert kept_func is func, f"recomputation runs {func} where the forward pass ran {kept_func}"
+        self.position += 1
+        # A new tensor each time: autograd writes into what it is given.
+        return _detached(output)
+
+
+def _contexts(names: frozenset[str]) -> Callable[[], tuple[_Keep, _Replay]]:
+    def make() -> tuple[_Keep, _Replay]:
+        kept: Kept = []
+        return _Keep(names, kept), _Replay(names, kept)
+
+    return make
+
+
+def recompute_layer(layer: DecoderLayer, mode: Literal["none", "selective", "full"]) -> None:
     """Wrap the layer's forward in place."""
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        # Attention that drops draws random numbers; skipping it would shift the draws of what follows.
+        names = PRODUCTS | COMMUNICATION | (frozenset() if layer.attention.dropout else ATTENTION)
+        options["context_fn"] = _contexts(names)
     inner = layer.forward
 
-    def forward(*args: torch.Tensor | None) -> Any:
+    def forward(*args: Any) -> Any:
         return checkpoint(inner, *args, **options) if torch.is_grad_enabled() else inner(*args)
 
-    layer.forward = forward
+    setattr(layer, "forward", forward)  # noqa: B010 (an instance attribute over the method)

@@ -6,6 +6,7 @@ weight stays the same in whatever stage it lies. Activations are [batch, length,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -83,6 +84,12 @@ class Decoder(nn.Module):
         if not last:
             self.head = None
 
+    def decoder_layers(self) -> Iterator[DecoderLayer]:
+        """The layers here, in order."""
+        for layer in self.layers.values():
+            assert isinstance(layer, DecoderLayer)
+            yield layer
+
     def forward(
         self, x: Tensor, positions: Tensor, documents: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -98,7 +105,7 @@ class Decoder(nn.Module):
             x = self.embed(x, positions)
         rotary = rotary_tables(config, positions) if config.positions == "rope" else None
         mask = block_causal_mask(positions.shape[1], documents, config.sliding_window, x.device)
-        for layer in self.layers.values():
+        for layer in self.decoder_layers():
             x = layer(x, rotary, mask)
         if self.head is None:
             return x
