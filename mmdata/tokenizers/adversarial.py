@@ -46,6 +46,7 @@ _WORDS = (
     "ไทย ລາວ မြန်မာ ខ្មែរ हिन्दी தமிழ் עִבְרִית العَرَبِيَّة አማርኛ ქართული 한국어 ひらがなカタカナ",
     "人工智能正在改变医疗行业，患者需要更准确的诊断。",
     "《民法典》第1165条：行為人因過錯…… 𠮷野家 㐀 龘 \U000323af \U00031350",
+    "\u0378\u0379 \u0530a \u05ff1 \u0bfe \u2fe0 \U0001246f \U0001fbfa \U000323b0 \U0002fa1e \U000e0fff",  # no character
     "http://a.b/c?d=e&f=%20#g user@example.com C:\\x\\y __init__ --flag /* c */ <a href='b'>",
     '{"k": [1, 2.5e-3, null]}',
     "def f(x):\n    return x\n\n\n\tif x:\r\n\t\tpass  # 注释\n",
