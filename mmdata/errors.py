@@ -270,6 +270,18 @@ class RecipeError(MMDataError):
     """A cleaning recipe holds an unknown step, key or value."""
 
 
+class UnknownStepError(RecipeError):
+    """A recipe names a step, or a step a parameter, that does not exist; the message names the nearest one."""
+
+
+class StepParameterError(RecipeError):
+    """A step's parameter has the wrong type or range, or a user's function failed or returned something else."""
+
+
+class BoilerplateListError(RecipeError):
+    """A list of boilerplate lines or of bad words cannot be read or understood."""
+
+
 class DedupError(MMDataError):
     """Deduplication parameters or a stored index do not fit."""
 

@@ -1,0 +1,138 @@
+"""Repairs of whole lines: blank runs, runs of spaces in prose, repeated lines, boilerplate at the edges.
+
+Lines end at \\n only. Indentation, fenced and indented code, tables and the U+3000 paragraph indent stay. Linear.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+
+import numpy as np
+import numpy.typing as npt
+
+from mmdata.errors import BoilerplateListError
+
+_RUN = re.compile(r"(?<=\S) {2,}(?=\S)")
+_LETTERS = re.compile(r"[^\W\d_]")
+_CODE_LINE = re.compile(r"^(?:\t| {4}|>>>|\.\.\. |#|\||\+[-=+]|[-=~^]{3})|\||\t")
+
+
+def collapse_blank_lines(text: str, max_blank: int = 2) -> str:
+    """At most max_blank blank lines in a row; lines of white space only count as blank."""
+    return re.sub(r"\n(?:[ \t\u3000]*\n){%d,}" % (max_blank + 1), "\n" * (max_blank + 1), text)
+
+
+def collapse_space_runs(text: str, min_run: int = 3) -> str:
+    """Runs of min_run or more spaces between words of a prose line become one space.
+
+    Two spaces stay: typists put them after a full stop. A line with several runs, or next to a line whose text is
+    aligned at the same column, is a table and stays, as do code, fenced blocks and indented lines.
+    """
+    lines = text.split("\n")
+    spans = [[m for m in _RUN.finditer(line) if len(m.group()) >= min_run] if "  " in line else [] for line in lines]
+    fenced = False
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith(("```", "~~~")):
+            fenced = not fenced
+        if fenced or len(spans[i]) != 1 or _CODE_LINE.search(line) or line.startswith(" "):
+            continue
+        column = spans[i][0].end()
+        near = [m.end() for j in (i - 1, i + 1) if 0 <= j < len(lines) for m in spans[j]]
+        if column not in near and len(_LETTERS.findall(line)) * 2 > len(line.replace(" ", "")):
+            lines[i] = line[: spans[i][0].start()] + " " + line[column:]
+    return "\n".join(lines)
+
+
+def strip_line_ends(text: str) -> str:
+    """Without white space at line ends where it holds a tab or is three spaces or longer.
+
+    One space stays, as harmless; two spaces stay, as Markdown's line break.
+    """
+    return re.sub(r"(?<=\S)(?: {3,}[ \t]*| *\t[ \t]*)(?=\n|\Z)", "", text)
+
+
+def remove_repeated_lines(text: str, min_repeats: int = 3) -> str:
+    """A line that stands min_repeats times or more in a row (blank lines aside) is kept once, at its first occurrence.
+
+    Where the line stood earlier in the text, the whole run goes. Lines with fewer than two letters (rules, dots,
+    closing braces) are left alone.
+    """
+    lines = text.split("\n")
+    visible = [(i, line.strip()) for i, line in enumerate(lines) if line.strip()]
+    seen: set[str] = set()
+    dropped: set[int] = set()
+    start = 0
+    for k in range(1, len(visible) + 1):
+        if k < len(visible) and visible[k][1] == visible[start][1]:
+            continue
+        line = visible[start][1]
+        if k - start >= min_repeats and len(_LETTERS.findall(line)) >= 2:
+            first = start if line in seen else start + 1
+            dropped.update(i for i, _ in visible[first:k])
+        seen.add(line)
+        start = k
+    return "\n".join(line for i, line in enumerate(lines) if i not in dropped) if dropped else text
+
+
+@lru_cache(maxsize=16)
+def boilerplate_patterns(lists: Sequence[str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """(literal beginning, whole-line expression) of every line of the named lists.
+
+    lists: `zh`, `en`, or paths of UTF-8 files. A list line is `BEGINNING` or `BEGINNING<tab>EXPRESSION`: a line of
+    text goes when it begins with BEGINNING (case aside) and the rest matches EXPRESSION whole; without one, the rest
+    must be empty. Raises BoilerplateListError for a bad expression or a beginning of fewer than two characters.
+    """
+    found = []
+    for name in lists:
+        builtin = name in ("zh", "en")
+        source = files("mmdata.clean").joinpath(f"data/boilerplate_{name}.txt") if builtin else None
+        text = source.read_text(encoding="utf-8") if source else open(name, encoding="utf-8").read()
+        for number, line in enumerate(text.split("\n"), start=1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            beginning, _, rest = line.partition("\t")
+            try:
+                pattern = re.compile(re.escape(beginning) + (rest or r"\s*"), re.IGNORECASE)
+            except re.error as error:
+                raise BoilerplateListError(f"{name}:{number}: {rest!r} is not a regular expression: {error}") from error
+            if len(beginning) < 2:
+                raise BoilerplateListError(f"{name}:{number}: begin with at least two characters, not {beginning!r}")
+            found.append((beginning.lower(), pattern))
+    return tuple(found)
+
+
+def line_starts(lists: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """For the measuring pass: bool of 65,536, True at the hash of the first two characters of every beginning."""
+    table = np.zeros(65536, np.bool_)
+    for beginning, _ in boilerplate_patterns(tuple(lists)):
+        a, b = (ord(char) | 32 if "A" <= char <= "Z" else ord(char) for char in beginning[:2])
+        table[(a * 31 + b * 7919) & 0xFFFF] = True
+    return table
+
+
+def remove_boilerplate(text: str, lists: Sequence[str] = ("zh", "en"), edge: int = 12) -> str:
+    """Without navigation, sharing and copyright lines among the first and last `edge` visible lines.
+
+    One short line (30 characters) between two such lines, as the wrapped title of a neighbouring article, goes too.
+    """
+    patterns = boilerplate_patterns(tuple(lists))
+    lines = text.split("\n")
+    visible = [i for i, line in enumerate(lines) if line.strip()]
+    hits = {
+        k
+        for k in {*range(min(edge, len(visible))), *range(max(0, len(visible) - edge), len(visible))}
+        if _is_boilerplate(lines[visible[k]].strip(), patterns)
+    }
+    hits |= {k + 1 for k in hits if k + 2 in hits and len(lines[visible[k + 1]].strip()) <= 30}
+    if not hits or len(hits) == len(visible):
+        return text
+    dropped = {visible[k] for k in hits}
+    return "\n".join(line for i, line in enumerate(lines) if i not in dropped).strip("\n")
+
+
+def _is_boilerplate(line: str, patterns: Sequence[tuple[str, re.Pattern[str]]]) -> bool:
+    lower = line.lower()
+    return any(lower.startswith(beginning) and pattern.fullmatch(line) for beginning, pattern in patterns)
