@@ -128,6 +128,7 @@ class PartialFile:
         self.size = size
         self._file = file
         self._hash = state
+        self._identity = _identity(os.fstat(file.fileno()))
 
     @classmethod
     def create(cls, path: str, *, hashed: bool) -> PartialFile:
@@ -197,16 +198,18 @@ class PartialFile:
     def seal(self) -> None:
         """Flush to the disk and close; raises OutputReplacedError when the name now belongs to another file."""
         self.sync()
-        mine = os.fstat(self._file.fileno())
         self._file.close()
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino) or there.st_size != self.size:
+        there = self._there()
+        if there is None or _identity(there) != self._identity or there.st_size != self.size:
             raise OutputReplacedError(
                 f"{self.path}: another writer took this name over; let one run at a time write to a prefix"
             )
+
+    def _there(self) -> os.stat_result | None:
+        try:
+            return os.stat(self.path)
+        except FileNotFoundError:
+            return None
 
     def close(self) -> None:
         """Close without a promise; what is not flushed may be lost, and a full disk is no news any more."""
@@ -215,14 +218,11 @@ class PartialFile:
 
     def discard(self) -> None:
         """Close and unlink, unless the name now belongs to another writer."""
-        mine = None
-        with suppress(OSError, ValueError):
-            mine = os.fstat(self._file.fileno())
         self.close()
-        if mine is None:
+        there = self._there()
+        if there is not None and _identity(there) == self._identity:
             remove(self.path)
-            return
-        with suppress(FileNotFoundError):
-            there = os.stat(self.path)
-            if (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
-                os.unlink(self.path)
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino

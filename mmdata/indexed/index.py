@@ -75,6 +75,9 @@ def open_index(path: str, multimodal: bool = False, *, shown: str | None = None)
             )
         if int(index.lengths[-1]) < 0:
             raise negative_length(shown, header.sequences - 1, int(index.lengths[-1]))
+        if int(index.pointers[-1]) % header.dtype.itemsize:
+            facts = f"begins at byte {int(index.pointers[-1]):,}, inside a token of {header.dtype.itemsize} bytes"
+            raise wrong_pointer(shown, header.sequences - 1, facts)
     return index
 
 

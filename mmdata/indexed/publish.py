@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmdata.errors import OutputExistsError
+from mmdata.errors import OutputExistsError, OutputReplacedError
 from mmdata.indexed.durable import FileDigest, disk_faults, remove, stage_beside, stage_content, sync_directory
 from mmdata.indexed.manifest import Manifest
 from mmdata.indexed.paths import bin_path, idx_path, manifest_path, shard_files, sidecar_prefix
@@ -104,10 +104,9 @@ def publish_shard(
 
 def _stage(shard: SealedShard, sides: Mapping[str, SealedShard], manifest: Manifest | None) -> list[tuple[str, str]]:
     """Everything that needs disk space, done before anything is touched: the renames left to do, `.idx` last."""
-    wanted = [(shard.bin_partial, bin_path(shard.prefix))]
-    for side in sides.values():
-        wanted += [(side.bin_partial, bin_path(side.prefix)), (side.idx_partial, idx_path(side.prefix))]
-    wanted.append((shard.idx_partial, idx_path(shard.prefix)))
+    parts = [shard, *sides.values()]
+    wanted = [move for part in parts for move in _moves_of(part)]
+    wanted.append(wanted.pop(1))
     staged: list[tuple[str, str]] = []
     try:
         for source, target in wanted:
@@ -121,3 +120,11 @@ def _stage(shard: SealedShard, sides: Mapping[str, SealedShard], manifest: Manif
                 remove(near)
         raise
     return staged
+
+
+def _moves_of(part: SealedShard) -> list[tuple[str, str]]:
+    """`.bin`, then `.idx`: where each stands and where it goes; another writer's file of that name is refused."""
+    for path, digest in ((part.bin_partial, part.bin), (part.idx_partial, part.idx)):
+        if not os.path.exists(path) or os.path.getsize(path) != digest.size:
+            raise OutputReplacedError(f"{path}: another writer took this name over; let one run at a time write here")
+    return [(part.bin_partial, bin_path(part.prefix)), (part.idx_partial, idx_path(part.prefix))]

@@ -115,7 +115,10 @@ def _rebuild_from_eods(name: str, raw: NDArray[np.uint8], manifest: Manifest | N
         raise _impossible(path, fault, "the manifest does not have the hashes of `.bin` and `.idx`")
     if digest_buffer(raw) != wanted_bin:
         raise _impossible(path, fault, "`.bin` is not the one of the manifest either")
-    tokens = raw.view(stored_dtype(manifest.dtype))
+    dtype = stored_dtype(manifest.dtype)
+    if raw.size % dtype.itemsize:
+        raise _impossible(path, fault, f"`.bin` does not hold whole {dtype.name} tokens")
+    tokens = raw.view(dtype)
     header = Header(tokens.dtype, 0, 1)
     if not _replace_index(name, partial(_fill_from_eods, tokens, manifest.eod_id), header, wanted_idx):
         raise _impossible(
