@@ -1,0 +1,182 @@
+"""Samples of a fixed length cut from a stream of shuffled documents: Megatron's GPTDataset, bit for bit.
+
+`GPTSamples("my_text_document", seq_length=2048, num_samples=1000)[i]` is sample i, 2,049 tokens, in the order training
+takes them. Building costs one pass over the lengths (well below a second for ten million documents); reading a batch
+is one call of compiled code. Positions and attention may restart at true document boundaries; nothing scans for an
+end-of-document token. docs/samples.md lists where Megatron fails and this does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.errors import EmptySplitError, SampleRangeError
+from mmdata.indexed.reader import IndexedDataset
+from mmdata.samples import order as orders
+from mmdata.samples import part_kernels
+from mmdata.samples.cache import Arrays, cached, key_of
+from mmdata.samples.order import Cut, Engine
+from mmdata.samples.rows import Indices, Rows
+from mmdata.samples.shards import Parts, Piece, ShardGroup
+from mmdata.samples.split import Subset, split_range
+
+
+@dataclass(eq=False)
+class GPTSamples:
+    """Samples of one shard, or of several seen as one.
+
+    ds: a shard, its prefix, or several of either (their order matters). seq_length: tokens trained on in a sample.
+    num_samples: how many are needed; documents are passed through as often as it takes (None: once). seed: Megatron's
+    `--seed`. split, subset: `969,30,1` and which part of it; None is everything. extra_token: a sample holds one more
+    token, its last label. drop_last: leave out a last sample that is not full (Megatron's rule for training).
+    reset_positions, reset_attention: positions restart, and attention stops, at document boundaries; the first token of
+    a document is then no target. cache_dir: where the index is kept and shared between processes; None builds it in
+    memory. engine: numba or numpy, which give the same.
+
+    Raises EmptySplitError, SampleOptionError, ShardsDifferError, and what opening a shard raises.
+    """
+
+    ds: Any
+    seq_length: int = 2048
+    num_samples: int | None = 1000
+    seed: int = 1234
+    split: str | None = None
+    subset: Subset = "train"
+    extra_token: bool = True
+    drop_last: bool = True
+    reset_positions: bool = False
+    reset_attention: bool = False
+    cache_dir: str | os.PathLike[str] | None = None
+    engine: Engine = "auto"
+    group: ShardGroup = field(init=False, repr=False)
+    document_index: NDArray[Any] = field(init=False, repr=False)
+    sample_index: NDArray[Any] = field(init=False, repr=False)
+    shuffle_index: NDArray[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.group = self.ds if isinstance(self.ds, ShardGroup) else ShardGroup(self.ds)
+        self._cut = Cut(self.seq_length, int(self.extra_token), self.drop_last)
+        self._range = split_range(self.split, self.subset, len(self.group))
+        arrays = cached(self.cache_dir, self._facts(), self._build)
+        self.document_index = arrays["document_index"]
+        self.sample_index = arrays["sample_index"]
+        self.shuffle_index = arrays["shuffle_index"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: with a cache only the arguments, since the index is mapped there."""
+        if self.cache_dir is None:
+            return self.__dict__
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return state | {"ds": self.group}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "document_index" not in state:
+            self.__post_init__()
+
+    def _facts(self) -> dict[str, Any]:
+        """Everything that decides the three indices."""
+        return {
+            "kind": "gpt",
+            "shards": self.group.index_digests,
+            "range": [self._range.start, self._range.stop],
+            "seq_length": self.seq_length,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "extra": self._cut.extra,
+            "drop_last": self.drop_last,
+        }
+
+    def _build(self) -> Arrays:
+        lengths = self.group.lengths
+        tokens = int(lengths[self._range.start : self._range.stop].sum(dtype=np.int64))
+        try:
+            plan = orders.plan_epochs(tokens, self.num_samples, self._cut)
+        except EmptySplitError as error:
+            part = f"{self.subset} of split {self.split} ({len(self._range):,} of {len(self.group):,} sequences)"
+            where = self.group.prefixes[0] if self.split is None else f"{self.group.prefixes[0]}, {part}"
+            raise EmptySplitError(f"{where}: {error}") from None
+        rng = np.random.RandomState(self.seed)
+        documents = orders.document_index(self._range, plan, rng, self.engine)
+        samples = orders.sample_index(lengths, documents, plan, self._cut, self.engine)
+        shuffle = orders.shuffle_index(plan, rng, self.engine)
+        return {"document_index": documents, "sample_index": samples, "shuffle_index": shuffle}
+
+    @property
+    def isolates(self) -> bool:
+        return self.reset_attention
+
+    @property
+    def fingerprint(self) -> str:
+        options = {"reset_positions": self.reset_positions, "reset_attention": self.reset_attention}
+        return key_of(self._facts() | options | {"content": self.group.fingerprint, "spans": self.group.has_spans})
+
+    def __len__(self) -> int:
+        return len(self.shuffle_index)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """Sample `index`: seq_length + 1 tokens (seq_length without the extra one; fewer in a partial last sample).
+
+        A copy in the shard's dtype. Raises SampleRangeError (an IndexError), CorruptSampleError.
+        """
+        parts = self.parts(np.array([self._position(index)]))
+        out = np.empty((1, int(parts[4].sum())), dtype=self.group.dtype)
+        self.group.copy(parts, out)
+        return out.reshape(-1)
+
+    def _position(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise SampleRangeError(f"sample {index} of {len(self):,}")
+        return index + len(self) if index < 0 else index
+
+    def parts(self, indices: Indices, at: Indices | None = None) -> Parts:
+        """The pieces that make up these samples, int64 [6, pieces]: row, column, sequence, offset, length, opens.
+
+        Rows are `at`, or 0 .. n - 1. An index of -1 has no pieces. Raises SampleRangeError.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        if indices.size and not -1 <= int(indices.min()) <= int(indices.max()) < len(self):
+            raise SampleRangeError(f"samples {int(indices.min())} to {int(indices.max())} of {len(self):,}")
+        rows = np.arange(len(indices)) if at is None else at
+        index = (self.shuffle_index, self.sample_index)
+        parts = np.empty((6, part_kernels.count_gpt(indices, *index)), dtype=np.int64)
+        arrays = (*index, self.document_index, self.group.lengths)
+        used = part_kernels.gpt_parts(indices, rows, *arrays, self._cut.extra, parts)
+        return parts[:, :used]
+
+    def fill(self, indices: Indices, out: NDArray[Any]) -> None:
+        """Copy samples into `out`, integers [n, seq_length + 1]; columns beyond a partial sample stay as they are.
+
+        Raises SampleRangeError, CorruptSampleError.
+        """
+        self.group.copy(self.parts(indices), out)
+
+    def read(self, indices: Indices, rows: Rows, at: Indices | None = None) -> None:
+        """As SampleSet.read."""
+        where = np.arange(len(indices)) if at is None else at
+        parts = self.parts(indices, where)
+        if rows.tokens is not None:
+            rows.tokens[where] = 0
+            self.group.copy(parts, rows.tokens)
+        options = (self.reset_positions, self.reset_attention, self.reset_attention)
+        part_kernels.mark_rows(parts, where, *options, rows.positions, rows.documents, rows.counted)
+        if self.group.has_spans:
+            part_kernels.clear_counted(where, rows.counted)
+            self.group.mark_spans(parts, rows.counted)
+
+    def pieces(self, index: int) -> list[Piece]:
+        """Which documents sample `index` is made of, with their origin where the shard knows it."""
+        parts = self.parts(np.array([self._position(index)]))
+        return [self.group.piece(parts, number, with_origin=True) for number in range(parts.shape[1])]
+
+
+Shards = IndexedDataset | str | Iterable[IndexedDataset | str]

@@ -1,0 +1,177 @@
+"""Whole documents packed into rows of a fixed length, for chat data and wherever documents must not be cut.
+
+Every document stands in one row; positions restart and attention stops at its first token; what counts are the loss
+spans of a chat shard, or every token but a document's first. Rows are padded, and padding never counts. Bins come from
+`mmdata.samples.pack`; each epoch takes all bins in a permutation of its own, given as a function of (seed, epoch), so
+the index is the bins alone: about 16 bytes a document.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.errors import EmptySplitError, PackingError, SampleOptionError, SampleRangeError
+from mmdata.samples import part_kernels
+from mmdata.samples.cache import Arrays, cached, key_of
+from mmdata.samples.pack import PackedBins
+from mmdata.samples.pack import pack as pack_lengths
+from mmdata.samples.permutation import shuffled
+from mmdata.samples.rows import Indices, Rows
+from mmdata.samples.shards import Parts, Piece, ShardGroup
+from mmdata.samples.split import Subset, split_range
+
+
+@dataclass(eq=False)
+class PackedSamples:
+    """Packed rows of one shard, or of several seen as one.
+
+    ds: a shard, its prefix, or several of either. seq_length: positions of a row, and the longest document there is.
+    num_samples: rows wanted, epoch after epoch (None: one epoch). seed: of the packing and of each epoch's order.
+    split, subset: of the documents, by Megatron's rule; None is everything. cache_dir: where the bins are kept.
+
+    Raises PackingError when a document is longer than seq_length, EmptySplitError when there is none to pack,
+    SampleOptionError, ShardsDifferError, and what opening a shard raises.
+    """
+
+    ds: Any
+    seq_length: int = 2048
+    num_samples: int | None = None
+    seed: int = 1234
+    split: str | None = None
+    subset: Subset = "train"
+    cache_dir: str | os.PathLike[str] | None = None
+    group: ShardGroup = field(init=False, repr=False)
+    bins: PackedBins = field(init=False, repr=False)
+    items: NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.num_samples is not None and self.num_samples < 1:
+            raise SampleOptionError(f"num_samples is {self.num_samples}; it must be at least 1, or None for one epoch")
+        self.group = self.ds if isinstance(self.ds, ShardGroup) else ShardGroup(self.ds)
+        self._range = split_range(self.split, self.subset, self.group.documents)
+        arrays = cached(self.cache_dir, self._facts(), self._build)
+        self.items = arrays["items"]
+        self.bins = PackedBins(arrays["order"], arrays["starts"], arrays["lengths"], self.seq_length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.cache_dir is None:
+            return self.__dict__
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return state | {"ds": self.group}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "bins" not in state:
+            self.__post_init__()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "kind": "packed",
+            "shards": self.group.index_digests,
+            "range": [self._range.start, self._range.stop],
+            "seq_length": self.seq_length,
+            "seed": self.seed,
+        }
+
+    def _build(self) -> Arrays:
+        lengths = self._document_lengths()
+        filled = np.flatnonzero(lengths)
+        if not len(filled):
+            raise EmptySplitError(
+                f"{self.group.prefixes[0]}: {self.subset} of split {self.split} holds no token to pack"
+            )
+        longest = int(lengths.argmax())
+        if int(lengths[longest]) > self.seq_length:
+            self._refuse(longest, lengths)
+        bins = pack_lengths(lengths[filled], self.seq_length, self.seed)
+        items = filled.astype(np.int64) + self._range.start
+        return {"items": items, "order": bins.order, "starts": bins.starts, "lengths": bins.lengths}
+
+    def _document_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document of the range."""
+        borders = self.group.document_indices[self._range.start : self._range.stop + 1]
+        if len(borders) < 2:
+            return np.empty(0, np.int64)
+        first = int(borders[0])
+        lengths = self.group.lengths[first : int(borders[-1])]
+        if len(lengths) == len(borders) - 1 and bool(np.all(np.diff(borders) == 1)):
+            return lengths.astype(np.int64)
+        ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        return np.diff(ends[borders - first])
+
+    def _refuse(self, longest: int, lengths: NDArray[np.int64]) -> None:
+        sequence = int(self.group.document_indices[longest + self._range.start])
+        piece = self.group.piece(np.array([[0], [0], [sequence], [0], [0], [1]]), 0)
+        many = int(np.count_nonzero(lengths > self.seq_length))
+        raise PackingError(
+            f"{piece.shard}: {many:,} documents are longer than seq_length {self.seq_length:,} (the longest is "
+            f"document {piece.document:,} with {int(lengths[longest]):,} tokens); convert again with --max-length "
+            f"{self.seq_length}, or raise seq_length to {int(lengths[longest])}"
+        )
+
+    @property
+    def isolates(self) -> bool:
+        return True
+
+    @property
+    def fingerprint(self) -> str:
+        content = {"content": self.group.fingerprint, "spans": self.group.has_spans}
+        return key_of(self._facts() | content | {"num_samples": self.num_samples})
+
+    def __len__(self) -> int:
+        return len(self.bins) if self.num_samples is None else self.num_samples
+
+    def bin_of(self, indices: Indices) -> Indices:
+        """The bin each sample is, int64 [n]; -1 stays. Raises SampleRangeError."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if indices.size and not -1 <= int(indices.min()) <= int(indices.max()) < len(self):
+            raise SampleRangeError(f"samples {int(indices.min())} to {int(indices.max())} of {len(self):,}")
+        epochs, places = np.divmod(indices, len(self.bins))
+        result = np.full(len(indices), -1, dtype=np.int64)
+        for epoch in np.unique(epochs[indices >= 0]).tolist():
+            here = (epochs == epoch) & (indices >= 0)
+            result[here] = shuffled(places[here], len(self.bins), self.seed, epoch)
+        return result
+
+    def parts(self, indices: Indices, at: Indices | None = None) -> Parts:
+        """As GPTSamples.parts: one piece for each sequence of the documents packed together."""
+        bins = self.bin_of(indices)
+        rows = np.arange(len(bins)) if at is None else at
+        index = (self.bins.order, self.bins.starts, self.items, self.group.document_indices)
+        parts = np.empty((6, part_kernels.count_packed(bins, *index)), dtype=np.int64)
+        used = part_kernels.packed_parts(bins, rows, *index, self.group.lengths, parts)
+        return parts[:, :used]
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """The tokens of row `index` without padding, a copy. Raises SampleRangeError, CorruptSampleError."""
+        parts = self.parts(np.array([self._position(index)]))
+        out = np.empty((1, int(parts[4].sum())), dtype=self.group.dtype)
+        self.group.copy(parts, out)
+        return out.reshape(-1)
+
+    def _position(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise SampleRangeError(f"sample {index} of {len(self):,}")
+        return index + len(self) if index < 0 else index
+
+    def read(self, indices: Indices, rows: Rows, at: Indices | None = None) -> None:
+        """As SampleSet.read."""
+        where = np.arange(len(indices)) if at is None else at
+        parts = self.parts(indices, where)
+        if rows.tokens is not None:
+            rows.tokens[where] = 0
+            self.group.copy(parts, rows.tokens)
+        part_kernels.mark_rows(parts, where, True, True, True, rows.positions, rows.documents, rows.counted)
+        if self.group.has_spans:
+            part_kernels.clear_counted(where, rows.counted)
+            self.group.mark_spans(parts, rows.counted)
+
+    def pieces(self, index: int) -> list[Piece]:
+        """Which documents row `index` is made of, with their origin where the shard knows it."""
+        parts = self.parts(np.array([self._position(index)]))
+        return [self.group.piece(parts, number, with_origin=True) for number in range(parts.shape[1])]

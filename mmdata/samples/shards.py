@@ -1,0 +1,229 @@
+"""One or many shards seen as one row of sequences: lengths, pieces copied into batches, loss spans, fingerprints.
+
+A single shard costs nothing beyond its map; of several, only the lengths and document indices are put together in
+memory (12 bytes a sequence). Every copied piece is checked against the index, and an error names shard and document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from mmdata.errors import CorruptSampleError, SampleOptionError, ShardChangedError, ShardError, ShardsDifferError
+from mmdata.indexed.manifest import Manifest
+from mmdata.indexed.reader import IndexedDataset
+from mmdata.indexed.sidecars import Origin
+from mmdata.samples import part_kernels
+from mmdata.samples.cache import content_hash
+
+Parts = NDArray[np.int64]
+
+
+class Piece(NamedTuple):
+    """Tokens [offset, offset + length) of a sequence. sequence and document: numbers within that shard."""
+
+    shard: str
+    document: int
+    sequence: int
+    offset: int
+    length: int
+    origin: Origin | None
+
+
+class ShardGroup:
+    """Shards in a fixed order; their sequences and documents are numbered through."""
+
+    def __init__(self, shards: IndexedDataset | str | Iterable[IndexedDataset | str]) -> None:
+        """Open what is given by prefix. Raises ShardsDifferError when tokenizer, vocabulary or dtype disagree."""
+        given = [shards] if isinstance(shards, (IndexedDataset, str)) else list(shards)
+        if not given:
+            raise SampleOptionError("no shard was given")
+        self.shards = [s if isinstance(s, IndexedDataset) else IndexedDataset(s) for s in given]
+        check_alike(self.shards)
+        self.firsts = np.concatenate(([0], np.cumsum([len(shard) for shard in self.shards]))).astype(np.int64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.shards,)
+
+    def __len__(self) -> int:
+        """Sequences of all shards."""
+        return int(self.firsts[-1])
+
+    @property
+    def prefixes(self) -> list[str]:
+        return [shard.prefix for shard in self.shards]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.shards[0].dtype
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The first shard's: where shards have manifests, tokenizer, vocabulary and dtype are the same in all."""
+        return self.shards[0].manifest
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """int32 [sequences]: tokens of each. May be unaligned."""
+        if len(self.shards) == 1:
+            return self.shards[0].sequence_lengths
+        return np.concatenate([shard.sequence_lengths for shard in self.shards])
+
+    @cached_property
+    def document_indices(self) -> NDArray[np.int64]:
+        """int64 [documents + 1]: first sequence of each document. May be unaligned."""
+        if len(self.shards) == 1:
+            return self.shards[0].document_indices
+        starts = [s.document_indices[:-1] + first for s, first in zip(self.shards, self.firsts, strict=False)]
+        return np.concatenate([*starts, self.firsts[-1:]])
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.document_count for shard in self.shards)
+
+    @cached_property
+    def has_spans(self) -> bool:
+        """Whether loss spans limit what counts. Raises ShardsDifferError when only some shards have them."""
+        found = {shard.has_loss_spans for shard in self.shards}
+        if len(found) > 1:
+            with_spans = next(shard.prefix for shard in self.shards if shard.has_loss_spans)
+            without = next(shard.prefix for shard in self.shards if not shard.has_loss_spans)
+            raise ShardsDifferError(
+                f"{with_spans} has loss spans and {without} has none; give them as two entries of the blend"
+            )
+        return found.pop()
+
+    @cached_property
+    def index_digests(self) -> list[str]:
+        """xxh3-128 of each `.idx`: what every index array depends on. Reads the whole of them once."""
+        return [shard.index_digest().xxh3_128 for shard in self.shards]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits over the content of all shards.
+
+        With a manifest its hash of `.bin` stands for the tokens; without one, up to 16 MiB of `.bin` are hashed.
+        Raises ShardChangedError when the `.idx` or the size of the `.bin` is not what the manifest says.
+        """
+        state = xxhash.xxh3_128()
+        for shard, digest in zip(self.shards, self.index_digests, strict=True):
+            state.update(f"{shard.dtype.str} {digest} {_tokens_hash(shard, digest)}\n".encode())
+        return str(state.hexdigest())
+
+    def copy(self, parts: Parts, out: NDArray[Any]) -> None:
+        """Copy the pieces into `out`, integers [rows, columns]. Raises CorruptSampleError."""
+        for number in self._touched(parts):
+            shard, first, stop = self.shards[number], self.firsts[number], self.firsts[number + 1]
+            if shard.is_remote:
+                self._copy_remote(parts, number, out)
+                continue
+            tokens = shard.tokens
+            arrays = (tokens, shard.sequence_pointers, shard.sequence_lengths, tokens.nbytes)
+            bad = part_kernels.copy_parts(parts, first, stop, *arrays, tokens.itemsize.bit_length() - 1, out)
+            if bad != part_kernels.INTACT:
+                raise self._corrupt(parts, int(bad))
+
+    def _copy_remote(self, parts: Parts, number: int, out: NDArray[Any]) -> None:
+        shard, first, stop = self.shards[number], self.firsts[number], self.firsts[number + 1]
+        for p in np.flatnonzero((parts[2] >= first) & (parts[2] < stop)).tolist():
+            row, column, sequence, offset, length, _ = parts[:, p].tolist()
+            try:
+                out[row, column : column + length] = shard.get(int(sequence - first), offset, length)
+            except ShardError as error:
+                raise self._corrupt(parts, p) from error
+
+    def mark_spans(self, parts: Parts, counted: NDArray[np.bool_]) -> None:
+        """Count the targets inside the loss spans of the pieces. Raises CorruptSampleError."""
+        for number in self._touched(parts):
+            shard, first, stop = self.shards[number], self.firsts[number], self.firsts[number + 1]
+            spans = shard.sidecar("loss_spans")
+            assert spans is not None, "asked for spans of a shard that has none"
+            flat = spans[:] if spans.is_remote else spans.tokens
+            arrays = (flat, spans.sequence_pointers, spans.sequence_lengths, shard.sequence_lengths)
+            bad = part_kernels.mark_spans(parts, first, stop, *arrays, counted)
+            if bad != part_kernels.INTACT:
+                raise self._corrupt(parts, int(bad))
+
+    def _touched(self, parts: Parts) -> list[int]:
+        if len(self.shards) == 1:
+            return [0] if parts.shape[1] else []
+        return [int(number) for number in np.unique(self.shard_of(parts[2]))]
+
+    def shard_of(self, sequences: Any) -> Any:
+        """The shard each sequence stands in."""
+        return np.searchsorted(self.firsts, sequences, side="right") - 1
+
+    def piece(self, parts: Parts, number: int, *, with_origin: bool = False) -> Piece:
+        """Where piece `number` comes from."""
+        sequence, offset, length = parts[2:5, number].tolist()
+        place = int(self.shard_of(sequence))
+        shard, local = self.shards[place], int(sequence - self.firsts[place])
+        document = int(np.searchsorted(shard.document_indices, local, side="right")) - 1
+        known = with_origin and shard.sidecar("origin") is not None
+        origin = shard.origin(document) if known else None
+        return Piece(shard.prefix, document, local, int(offset), int(length), origin)
+
+    def _corrupt(self, parts: Parts, number: int) -> CorruptSampleError:
+        piece = self.piece(parts, number)
+        shard = next(shard for shard in self.shards if shard.prefix == piece.shard)
+        reason = "its loss spans or pointers do not fit its length"
+        try:
+            shard.get(piece.sequence, piece.offset, piece.length)
+            shard.loss_spans(piece.sequence)
+        except ShardError as error:
+            reason = str(error)
+        return CorruptSampleError(
+            f"{piece.shard}: document {piece.document:,} (sequence {piece.sequence:,}, tokens {piece.offset:,} to "
+            f"{piece.offset + piece.length:,}) cannot be read: {reason}; run `mmdata verify {piece.shard}`"
+        )
+
+
+def _tokens_hash(shard: IndexedDataset, index_digest: str) -> str:
+    manifest = shard.manifest
+    if manifest is None or "bin" not in manifest.files or "idx" not in manifest.files:
+        if shard.is_remote:
+            return str(shard.token_count)
+        return content_hash(shard.tokens.view(np.uint8))
+    if manifest.files["idx"].xxh3_128 != index_digest:
+        raise ShardChangedError(
+            f"{shard.prefix}.idx has the hash {index_digest}, but its manifest says {manifest.files['idx'].xxh3_128}: "
+            f"the shard was changed after it was written; restore it, or run `mmdata adopt {shard.prefix}`"
+        )
+    size = shard.token_count * shard.dtype.itemsize
+    if manifest.files["bin"].size != size:
+        raise ShardChangedError(
+            f"{shard.prefix}.bin has {size:,} bytes, but its manifest says {manifest.files['bin'].size:,}: restore it"
+        )
+    return manifest.files["bin"].xxh3_128
+
+
+def check_alike(shards: Sequence[IndexedDataset]) -> None:
+    """Shards that are trained on together share tokenizer, vocabulary and dtype; template and recipe may differ.
+
+    Raises ShardsDifferError naming two shards and both values. Shards without a manifest are compared by dtype alone.
+    """
+    seen: dict[str, tuple[str, Any]] = {}
+    for shard in shards:
+        facts: dict[str, Any] = {"dtype": shard.dtype.name}
+        manifest = shard.manifest
+        if manifest is not None:
+            facts |= {"tokenizer fingerprint": manifest.tokenizer_fingerprint, "vocabulary size": manifest.vocab_size}
+            if manifest.layout != "plain":
+                raise ShardsDifferError(
+                    f"{shard.prefix} has the {manifest.layout!r} layout, whose labels stand between its tokens; "
+                    "convert the data in the plain layout to train on it here"
+                )
+        for name, value in facts.items():
+            if value is None:
+                continue
+            other, known = seen.setdefault(name, (shard.prefix, value))
+            if known != value:
+                remedy = "merge them with `mmdata merge`, which widens" if name == "dtype" else "convert one again"
+                raise ShardsDifferError(
+                    f"{other} has {name} {known} and {shard.prefix} has {value}; they cannot be used together: {remedy}"
+                )
