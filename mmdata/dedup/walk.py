@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from mmdata.dedup.greedy_kernels import Walk
+    from mmdata.dedup.prefix_kernels import Walk
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -25,7 +25,7 @@ ORDINARY, ALWAYS_KEPT, NEVER_KEPT = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Documents in (component, keeper) order; arrays as in greedy_kernels.Chunk."""
+    """Documents in (component, keeper) order; arrays as in prefix_kernels.Chunk."""
 
     document: I64
     first: NDArray[np.bool_]
@@ -103,80 +103,64 @@ class CompiledWalker:
     def decide(self, piece: Piece) -> tuple[I64, F64]:
         """See Walker."""
         from mmdata.dedup import greedy_kernels as native
+        from mmdata.dedup import prefix_kernels as places
 
         state = self._make_room(piece)
-        chunk = native.Chunk(
-            piece.document, piece.first, piece.kind, piece.values, piece.starts, piece.keys, piece.key_starts
-        )
+        values, keys = piece.values.view(np.int64), piece.keys.view(np.int64)
+        chunk = places.Chunk(piece.document, piece.first, piece.kind, values, piece.starts, keys, piece.key_starts)
         out = np.empty(len(piece.document), dtype=np.int64), np.empty(len(piece.document))
-        begin, status = 0, native.NEEDS_INDEX
-        while status == native.NEEDS_INDEX:
-            kept = int(state.counts[native.KEPT])
-            needed = int(state.token_start[kept]) + len(piece.values)
-            room = 1 if self._index_tokens >= needed else -1
-            begin, status = native.walk_chunk(state, chunk, self.threshold, begin, room, out)
-            if status == native.NEEDS_INDEX:
-                state = self._grow_index(state, kept + len(piece.document), needed)
-        self.compared = int(state.counts[native.COMPARED])
+        begin = 0
+        while True:
+            kept = int(state.counts[places.KEPT])
+            tokens = int(state.kept[kept, places.TOKEN_START]) + len(values)
+            begin = native.walk_chunk(state, chunk, self.threshold, begin, self._index_tokens >= tokens, out)
+            if begin == len(piece.document):
+                break
+            kept = int(state.counts[places.KEPT])
+            tokens = int(state.kept[kept, places.TOKEN_START]) + len(values)
+            state = self._grow_index(state, kept + len(piece.document), tokens)
+        self.compared = int(state.counts[places.COMPARED])
         return out
 
     def _make_room(self, piece: Piece) -> Walk:
         """Room for every document of the piece to be kept beside what the component holds already."""
         from mmdata.dedup import greedy_kernels as native
+        from mmdata.dedup import prefix_kernels as places
 
         state = self._state if self._state is not None else _empty_walk()
-        kept = int(state.counts[native.KEPT])
-        documents = kept + len(piece.document)
-        tokens = int(state.token_start[kept]) + len(piece.values)
-        links = int(state.counts[native.LINKS]) + len(piece.keys)
+        kept = int(state.counts[places.KEPT])
+        tokens = int(state.kept[kept, places.TOKEN_START]) + len(piece.values)
+        links = int(state.counts[places.LINKS]) + len(piece.keys)
         largest = int(np.diff(piece.starts).max(initial=1))
-        grown: dict[str, Any] = {
-            "kept_document": _grown(state.kept_document, documents),
-            "mark": _grown(state.mark, documents),
-            "token_start": _grown(state.token_start, documents + 1),
-            "key_start": _grown(state.key_start, documents + 1),
-            "tokens": _grown(state.tokens, tokens),
-            "keys": _grown(state.keys, links),
-            "link_kept": _grown(state.link_kept, links),
-            "link_next": _grown(state.link_next, links),
-            "scratch": _grown(state.scratch, largest),
-        }
-        slots = _power_of_two(2 * largest)
-        if slots > len(state.probe_table):
-            grown["probe_table"] = np.empty(slots, dtype=np.uint64)
-            grown["probe_stamp"] = np.zeros(slots, dtype=np.int64)
-        state = state._replace(**grown)
-        if 2 * links > len(state.key_table):
-            slots = _power_of_two(4 * links)
-            state = state._replace(
-                key_table=np.empty(slots, dtype=np.uint64),
-                key_stamp=np.zeros(slots, dtype=np.int64),
-                key_head=np.empty(slots, dtype=np.int64),
-                key_count=np.empty(slots, dtype=np.int64),
-            )
+        state = state._replace(
+            kept=_grown(state.kept, kept + len(piece.document) + 1),
+            tokens=_grown(state.tokens, tokens),
+            keys=_grown(state.keys, links),
+            links=_grown(state.links, links),
+            prefix=_grown(state.prefix, largest),
+        )
+        if 4 * largest > len(state.probe):
+            state = state._replace(probe=np.zeros((_power_of_two(4 * largest), 2), dtype=np.int64))
+        if 2 * links > len(state.key_slots):
+            state = state._replace(key_slots=np.zeros((_power_of_two(4 * links), 4), dtype=np.int64))
             native.link_again(state)
         self._state = state
         return state
 
     def _grow_index(self, state: Walk, documents: int, tokens: int) -> Walk:
         """Room in the prefix index for twice this many tokens; it is rebuilt from what is kept."""
-        from mmdata.dedup import greedy_kernels as native
+        from mmdata.dedup import prefix_kernels as places
 
-        tokens = 2 * tokens
+        tokens, documents = 2 * tokens, 2 * documents
         t = self.threshold
+        # Sums of the two prefix lengths, each rounded up by two at most.
         postings = int(((1 - t) + (1 - t) / (1 + t)) * tokens) + 4 * (documents + 1)
-        slots = _power_of_two(2 * postings)
-        arrays: dict[str, Any] = {
-            "posting_kept": np.empty(postings, dtype=np.int64),
-            "posting_next": np.empty(postings, dtype=np.int64),
-            "frequency": np.zeros(min(_power_of_two(tokens), 1 << 24), dtype=np.uint32),
-        }
-        for name in ("short", "long"):
-            arrays[f"{name}_table"] = np.empty(slots, dtype=np.uint64)
-            arrays[f"{name}_stamp"] = np.zeros(slots, dtype=np.int64)
-            arrays[f"{name}_head"] = np.empty(slots, dtype=np.int64)
-        state = state._replace(**arrays)
-        state.counts[native.BASE] = state.counts[native.INDEXED] = 0
+        state = state._replace(
+            postings=np.empty((postings, 2), dtype=np.int64),
+            index_slots=np.zeros((_power_of_two(2 * (int((1 - t) * tokens) + 2 * documents)), 4), dtype=np.int64),
+            frequency=np.zeros(min(_power_of_two(tokens), 1 << 24), dtype=np.uint8),
+        )
+        state.counts[places.BASE] = state.counts[places.INDEXED] = 0
         self._state, self._index_tokens = state, tokens
         return state
 
@@ -187,22 +171,22 @@ def make_walker(threshold: float, native: bool) -> Walker:
 
 
 def _empty_walk() -> Walk:
-    from mmdata.dedup import greedy_kernels as native
+    from mmdata.dedup import prefix_kernels as places
 
-    kinds = {"tokens", "keys", "scratch"}
-    arrays = {}
-    for name in native.Walk._fields:
-        dtype: type[np.generic] = np.uint64 if name in kinds or name.endswith("_table") else np.int64
-        arrays[name] = np.zeros(8, dtype=np.uint32 if name == "frequency" else dtype)
-    arrays["counts"] = np.zeros(native.COUNTS, dtype=np.int64)
-    return native.Walk(**arrays)
+    columns = {"kept": 4, "key_slots": 4, "index_slots": 4, "links": 2, "probe": 2, "postings": 2}
+    arrays: dict[str, Any] = {}
+    for name in places.Walk._fields:
+        shape = (8, columns[name]) if name in columns else (8,)
+        arrays[name] = np.zeros(shape, dtype=np.uint8 if name == "frequency" else np.int64)
+    arrays["counts"] = np.zeros(places.COUNTS, dtype=np.int64)
+    return places.Walk(**arrays)
 
 
 def _grown(array: NDArray[Any], wanted: int) -> NDArray[Any]:
     """The array, or a copy with room for twice what is wanted."""
     if wanted <= len(array):
         return array
-    larger = np.zeros(2 * wanted, dtype=array.dtype)
+    larger = np.zeros((2 * wanted, *array.shape[1:]), dtype=array.dtype)
     larger[: len(array)] = array
     return larger
 
