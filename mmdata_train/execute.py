@@ -41,11 +41,10 @@ def set_synchronisation(part: FSDPModule, zero_stage: int, *, last: bool) -> Non
 class SequentialExecutor:
     """Micro-batches one after the other on a model that is whole on this pipeline rank."""
 
-    def __init__(self, model: ModelParts, micro_batch_size: int, zero_stage: int) -> None:
+    def __init__(self, model: ModelParts, micro_batch_size: int) -> None:
         assert model.num_stages == 1
         self.model = model
         self.micro_batch_size = micro_batch_size
-        self.zero_stage = zero_stage
 
     def train(self, batch: Batch) -> Tensor | None:
         part = self.model.parts[0]
@@ -53,7 +52,7 @@ class SequentialExecutor:
         spans = self._spans(batch)
         sums = []
         for index, span in enumerate(spans):
-            set_synchronisation(part, self.zero_stage, last=index == len(spans) - 1)
+            set_synchronisation(part, self.model.mesh.zero_stage, last=index == len(spans) - 1)
             loss, nll = self._forward(batch.rows(span))
             torch.autograd.backward(loss)
             sums.append(nll)

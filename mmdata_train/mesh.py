@@ -38,19 +38,21 @@ def start_process_group(device_type: str, timeout_minutes: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """One rank's view of the grid."""
+    """One rank's view of the grid. With one data rank there is nothing to shard, so `zero_stage` is 0 then."""
 
     world: DeviceMesh
     layout: ParallelLayout
     device: torch.device
+    zero_stage: int
 
     @classmethod
     def make(cls, parallel: ParallelConfig, device: torch.device) -> Mesh:
         """Groups for the layout over all ranks of the default process group."""
         layout = parallel.layout(dist.get_world_size())
-        shard = 1 if parallel.zero_stage == 0 else parallel.shard_size or layout.data
+        zero_stage = parallel.zero_stage if layout.data > 1 else 0
+        shard = 1 if zero_stage == 0 else parallel.shard_size or layout.data
         shape = (layout.pipeline, layout.data // shard, shard, layout.tensor)
-        return cls(init_device_mesh(device.type, shape, mesh_dim_names=AXES), layout, device)
+        return cls(init_device_mesh(device.type, shape, mesh_dim_names=AXES), layout, device, zero_stage)
 
     def rank_on(self, axis: str) -> int:
         """This rank's place on one axis."""
@@ -70,10 +72,10 @@ class Mesh:
         """True on one rank of each data rank's block: sums over the world count each sample once."""
         return self.rank_on("pipeline") == 0 and self.rank_on(TENSOR_AXIS) == 0
 
-    def data_mesh(self, zero_stage: int) -> DeviceMesh:
+    def data_mesh(self) -> DeviceMesh:
         """What FSDP shards over: the shard axis, with the replica axis before it where there are replicas."""
         replicas = self.world.size(AXES.index("replica"))
-        return self.world["replica", "shard"] if replicas > 1 or zero_stage == 0 else self.world["shard"]
+        return self.world["replica", "shard"] if replicas > 1 else self.world["shard"]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks, in place."""

@@ -97,8 +97,8 @@ def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, trainin
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
-    data_mesh = mesh.data_mesh(parallel.zero_stage)
-    reshard = parallel.zero_stage == 3
+    data_mesh = mesh.data_mesh()
+    reshard = mesh.zero_stage == 3
 
     def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
         fully_shard(

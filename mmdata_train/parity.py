@@ -9,6 +9,8 @@ within rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -140,6 +142,12 @@ class Cell:
         return None
 
 
+@functools.cache
+def _mesh(parallel: ParallelConfig) -> Mesh:
+    """Groups are made once for many cells of one pool of ranks."""
+    return Mesh.make(parallel, torch.device("cpu"))
+
+
 def run_cell(cell: Cell, shape: Shape | None = None, seed: int = 7) -> Curve:
     """(loss, gradient norm before clipping) of each step, the same on every rank; a collective over the default group.
 
@@ -147,8 +155,9 @@ def run_cell(cell: Cell, shape: Shape | None = None, seed: int = 7) -> Curve:
     """
     shape = shape or cell.shape
     _, parallel, training = cell.configs()
+    grid = ParallelConfig(tensor=cell.tensor, pipeline=cell.pipeline, data=cell.data, zero_stage=cell.zero_stage)
     model = shape.config()
-    mesh = Mesh.make(parallel, torch.device("cpu"))
+    mesh = _mesh(grid)
     parts = build_parts(model, parallel, training, mesh)
     initialize(parts.parts, model, seed)
     engine = Engine(parts, parallel, training, SEQ_LENGTH, STEPS)
@@ -159,6 +168,22 @@ def run_cell(cell: Cell, shape: Shape | None = None, seed: int = 7) -> Curve:
         result = engine.train_step(shape.batch(step).rows(own), step)
         curve.append((result.loss, result.grad_norm))
     return curve
+
+
+def all_cells(max_ranks: int) -> list[Cell]:
+    """Every combination up to `max_ranks` ranks, refused ones included, cheap ones first; llama with sequence
+    parallelism.
+    """
+    degrees = itertools.product((1, 2, 4), (1, 2, 4), (1, 2))
+    layouts = [layout for layout in degrees if layout[0] * layout[1] * layout[2] <= max_ranks]
+    cells = []
+    for tensor, pipeline, data in sorted(layouts, key=lambda layout: (layout[0], layout[1], layout[2])):
+        schedules: tuple[ScheduleName, ...] = tuple(SCHEDULES) if pipeline > 1 else ("1f1b",)
+        stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+        modes: tuple[Recompute, ...] = ("none", "selective", "full")
+        for zero_stage, schedule, recompute in itertools.product(stages, schedules, modes):
+            cells.append(Cell(tensor, pipeline, data, zero_stage, schedule, recompute))
+    return cells
 
 
 def difference(curve: Curve, reference: Curve) -> float:

@@ -92,7 +92,7 @@ class PipelineExecutor:
         )
         tokens = torch.empty(size, length, device="meta", dtype=torch.int64)
         sums = (torch.empty(1, device="meta", requires_grad=True), torch.empty(size, device="meta"))
-        eager = parallel.zero_stage >= 2 and mesh.layout.data > 1
+        eager = mesh.zero_stage >= 2
         made = (ReducingStage if eager else PipelineStage)(
             ShardedStage(part) if eager else part,
             number,
@@ -103,7 +103,7 @@ class PipelineExecutor:
             group=mesh.group("pipeline"),
         )
         if isinstance(made, ReducingStage):
-            made.zero_stage = parallel.zero_stage
+            made.zero_stage = mesh.zero_stage
         return made
 
     def train(self, batch: Batch) -> Tensor | None:

@@ -72,8 +72,7 @@ class Engine:
         """The executor for batches of `rows` rows on this data rank; made once for each size."""
         if rows not in self._executors:
             if self.model.num_stages == 1:
-                size, zero = self.training.micro_batch_size, self.parallel.zero_stage
-                self._executors[rows] = SequentialExecutor(self.model, size, zero)
+                self._executors[rows] = SequentialExecutor(self.model, self.training.micro_batch_size)
             else:
                 count = rows // self.training.micro_batch_size
                 self._executors[rows] = PipelineExecutor(
