@@ -20,13 +20,15 @@ def output_options(command: Command) -> Command:
 
 def run_options(command: Command) -> Command:
     """Adds what says how a run is carried out: workers, executor, shard, overwrite."""
-    for option in reversed((
-        click.option("--workers", type=click.IntRange(1), default=None, help="Processes; default one a core."),
-        click.option("--executor", default="local", show_default=True, help="local or ray."),
-        click.option("--ray-address", default=None, help="Address of a Ray cluster."),
-        click.option("--shard", default=None, metavar="I/N", help="Do only part I of N."),
-        click.option("--overwrite", is_flag=True, help="Replace an existing output."),
-    )):
+    for option in reversed(
+        (
+            click.option("--workers", type=click.IntRange(1), default=None, help="Processes; default one a core."),
+            click.option("--executor", default="local", show_default=True, help="local or ray."),
+            click.option("--ray-address", default=None, help="Address of a Ray cluster."),
+            click.option("--shard", default=None, metavar="I/N", help="Do only part I of N."),
+            click.option("--overwrite", is_flag=True, help="Replace an existing output."),
+        )
+    ):
         command = option(command)
     return command
 

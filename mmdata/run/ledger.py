@@ -15,9 +15,10 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import filelock
 
@@ -59,7 +60,7 @@ class Ledger:
                 if start_over:
                     self.path.unlink(missing_ok=True)
                 size = self._read() if self.path.exists() else 0
-                self._stream: BinaryIO = open(self.path, "r+b" if size else "wb")  # noqa: SIM115
+                self._stream: FileIO = open(self.path, "r+b" if size else "wb", buffering=0)  # noqa: SIM115
                 self._stream.truncate(size)
                 self._stream.seek(size)
                 if not size:
@@ -172,20 +173,27 @@ class Ledger:
             )
 
     def _append(self, entry: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(entry, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        line = memoryview(json.dumps(entry, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+        start = self._stream.tell()
+        try:
+            while line:
+                line = line[self._stream.write(line) :]
+            os.fsync(self._stream.fileno())
+        except OSError:
+            self._stream.seek(start)
+            self._stream.truncate()  # so that a later commit does not follow half a line
+            raise
 
     def _compact(self) -> None:
         fresh = self.path.with_suffix(".tmp")
         self._stream.close()
-        self._stream = open(fresh, "wb")  # noqa: SIM115
+        self._stream = open(fresh, "wb", buffering=0)  # noqa: SIM115
         self._append({"ledger": VERSION, "fingerprint": self._fingerprint})
         self._append({"state": self._last})
         self._stream.close()
         os.replace(fresh, self.path)
         _sync_folder(self.work_dir)
-        self._stream = open(self.path, "r+b")  # noqa: SIM115
+        self._stream = open(self.path, "r+b", buffering=0)  # noqa: SIM115
         self._stream.seek(0, os.SEEK_END)
 
     @contextlib.contextmanager

@@ -88,7 +88,8 @@ STOP = pack(None)
 
 
 def portable(fault: BaseException) -> BaseException:
-    """The exception as it can cross a pipe; one that cannot be pickled and read back becomes a RunError that names it.
+    """The exception as it can cross a pipe; one that cannot be pickled and read back, or would end the
+    parent without a word (SystemExit), becomes a RunError that names it.
 
     Where it is not one of our own errors, which explain themselves, its traceback comes along as a note.
     """
@@ -96,7 +97,7 @@ def portable(fault: BaseException) -> BaseException:
         lines = traceback.format_exception(fault)
         fault.add_note("raised in a worker process:\n" + "".join(lines).rstrip())
     try:
-        if type(pickle.loads(pickle.dumps(fault))) is type(fault):
+        if isinstance(fault, Exception) and type(pickle.loads(pickle.dumps(fault))) is type(fault):
             return fault
     except Exception as reason:
         fault.add_note(f"(it could not be handed over as it is: {reason})")

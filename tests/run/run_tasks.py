@@ -1,0 +1,114 @@
+"""Functions for workers: at module level, so that a spawned process can import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmdata.errors import InputError
+
+
+class OddError(Exception):
+    """Cannot be unpickled: its constructor needs two arguments and it keeps one."""
+
+    def __init__(self, name: str, number: int) -> None:
+        super().__init__(f"{name} {number}")
+
+
+def double() -> Callable[[int], int]:
+    return lambda number: 2 * number
+
+
+def slow_first() -> Callable[[int], int]:
+    def work(number: int) -> int:
+        time.sleep(0.4 if number == 0 else 0.0)
+        return number
+
+    return work
+
+
+def process_of() -> Callable[[Any], int]:
+    return lambda item: os.getpid()
+
+
+def counted_build(folder: str) -> Callable[[Any], int]:
+    (Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+    return lambda item: os.getpid()
+
+
+def environment() -> Callable[[str], str | None]:
+    return os.environ.get
+
+
+def arrays() -> Callable[[int], dict[str, Any]]:
+    return lambda size: {"tokens": np.arange(size, dtype=np.int32), "small": np.arange(3), "name": str(size)}
+
+
+def change_array() -> Callable[[Any], Any]:
+    def work(array: Any) -> Any:
+        array += 1
+        return array
+
+    return work
+
+
+def failing() -> Callable[[int], int]:
+    def work(number: int) -> int:
+        if number == 3:
+            raise InputError("a.jsonl:17: no good")
+        if number == 30:
+            raise KeyError("no such thing")
+        if number == 300:
+            raise OddError("odd", 1)
+        if number == 3000:
+            raise SystemExit(5)
+        return number
+
+    return work
+
+
+def unpicklable() -> Callable[[int], Any]:
+    return lambda number: threading.Lock() if number == 1 else number
+
+
+def failing_build() -> Callable[[int], int]:
+    raise InputError("the tokenizer is gone")
+
+
+def dying_build() -> Callable[[int], int]:
+    os._exit(3)
+
+
+def dying(folder: str, deaths: int) -> Callable[[int], int]:
+    """Number 5 kills its process the first `deaths` times."""
+
+    def work(number: int) -> int:
+        if number == 5:
+            marks = len(os.listdir(folder))
+            if marks < deaths:
+                (Path(folder) / str(marks)).touch()
+                os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+        return number
+
+    return work
+
+
+def sleeping(folder: str) -> Callable[[int], int]:
+    (Path(folder) / str(os.getpid())).touch()
+
+    def work(number: int) -> int:
+        time.sleep(60)
+        return number
+
+    return work
+
+
+def name(item: Any) -> str:
+    return f"item {item}"
