@@ -113,7 +113,8 @@ def _share_key(w: Walk, chunk: Chunk, d: int, y: int) -> bool:
     while i < chunk.key_starts[d + 1] and j < w.kept[y + 1, KEY_START]:
         if chunk.keys[i] == w.keys[j]:
             return True
-        if chunk.keys[i] < w.keys[j]:
+        # Ascending as unsigned numbers.
+        if np.uint64(chunk.keys[i]) < np.uint64(w.keys[j]):
             i += 1
         else:
             j += 1
