@@ -195,10 +195,12 @@ class PartialFile:
             self._file.flush()
             os.fsync(self._file.fileno())
 
-    def seal(self) -> None:
-        """Flush to the disk and close; raises OutputReplacedError when the name now belongs to another file."""
-        self.sync()
-        self._file.close()
+    def seal(self, *, durable: bool = True) -> None:
+        """Flush (to the disk if `durable`) and close; raises OutputReplacedError when the name now belongs to another file."""
+        if durable:
+            self.sync()
+        with disk_faults(self.path):
+            self._file.close()
         there = self._there()
         if there is None or _identity(there) != self._identity or there.st_size != self.size:
             raise OutputReplacedError(

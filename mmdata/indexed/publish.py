@@ -89,9 +89,11 @@ def publish_shard(
     renames = _stage(shard, sides, manifest)
     with disk_faults(shard.prefix):
         # The old index goes first: from here on there is no shard until the last rename.
-        for path in shard_files(shard.prefix)[:-1]:
+        old = [path for path in shard_files(shard.prefix)[:-1] if os.path.exists(path)]
+        for path in old:
             remove(path)
-        sync_directory(shard.prefix)
+        if old:
+            sync_directory(shard.prefix)
         for number, (source, target) in enumerate(renames, start=1):
             if number == len(renames):
                 sync_directory(shard.prefix)

@@ -80,9 +80,9 @@ class IndexSpool:
             file.sync()
 
     def seal(self) -> None:
-        """Flush and close; only `blocks` and `write_index` may follow."""
+        """Close; only `lengths`, `ends` and `write_index` may follow. Scratch files need no flush to the disk here."""
         for file in self._files:
-            file.seal()
+            file.seal(durable=False)
 
     def lengths(self) -> Iterator[NDArray[np.int32]]:
         """The sequence lengths, in blocks."""

@@ -132,7 +132,7 @@ def _open(prefix: str, multimodal: bool, result: VerifyResult) -> _Opened | None
         try:
             raw = map_file(path)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise ShardNotFoundError("there is no such file", path=path) from error
+            raise ShardNotFoundError("there is no such file", path=path, remedy="copy it beside the index") from error
     except ShardError as error:
         result.add(error)
         return None

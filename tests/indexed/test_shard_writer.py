@@ -289,6 +289,29 @@ def test_index_is_the_last_to_get_its_name_and_the_first_to_go(tmp_path: Path, m
         assert (final[0] == "-x.idx") == (run == "again")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="reads descriptors' names")
+def test_files_and_folder_are_flushed_by_fsync_before_the_index_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        events.append("flush " + os.path.basename(os.path.realpath(f"/dev/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def spy_replace(source: Any, target: Any) -> None:
+        events.append("rename " + os.path.basename(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    with ShardWriter(tmp_path / "x", vocab_size=100) as writer:
+        writer.add_document([1])
+    folder = f"flush {tmp_path.name}"
+    assert events == ["flush x.bin.partial", "flush x.idx.partial", "rename x.bin", folder, "rename x.idx", folder]
+
+
 def test_a_second_writer_takes_the_name_over_and_the_first_notices(tmp_path: Path) -> None:
     first = ShardWriter(tmp_path / "x", vocab_size=100)
     first.add_document([1])

@@ -1,0 +1,14 @@
+"""Tests of the format flush nothing to the disk, which would take most of their time; one test sees that code does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_flushing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Replace fsync, except for tests that spy on it."""
+    if "fsync" not in request.node.name:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
