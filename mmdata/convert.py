@@ -33,6 +33,7 @@ from mmdata.errors import (
 from mmdata.indexed.durable import digest_file, write_durably
 from mmdata.indexed.layout import dtype_for_vocabulary
 from mmdata.indexed.manifest import InputFacts, Manifest, canonical_json
+from mmdata.indexed.split import SPLIT_NAMES, split_shard
 from mmdata.jsonl import InputFile, ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
 from mmdata.pipeline.options import ConvertOptions
@@ -139,7 +140,7 @@ class _Conversion:
             hashes = background.submit(_hash_inputs, self._inputs)
             progress = self._run.progress or SilentProgress()
             tools = RunTools(self._executor, ledger, progress, self._run.commit_seconds)
-            consumed = Consumed.start(self._plan(), ledger.last())
+            consumed = Consumed.start(self._plan(), self._prefix, ledger.last())
             try:
                 if (ledger.last() or {}).get("phase") != "publish":
                     self._encode(consumed, tools, facts)
@@ -217,11 +218,18 @@ class _Conversion:
 
     def _plan(self) -> OutputPlan:
         options = self._options
+        # Contiguous ranges need the number of documents, so that split is cut from one whole shard at the end.
+        whole = os.path.join(self._work_dir, "whole", os.path.basename(self._prefix))
+        prefix = whole if self._by_order else self._prefix
         return OutputPlan(
-            prefix=self._prefix, work_dir=self._work_dir, keys=options.json_keys, dtype=self._dtype(),
-            vocab_size=self._tokenizer.vocab_size, split=options.split, seed=options.seed,
-            max_tokens=options.max_tokens_per_shard, overwrite=True,
+            prefix=prefix, work_dir=self._work_dir, keys=options.json_keys, dtype=self._dtype(),
+            vocab_size=self._tokenizer.vocab_size, split=None if self._by_order else options.split,
+            seed=options.seed, max_tokens=options.max_tokens_per_shard, overwrite=True,
         )  # fmt: skip
+
+    @property
+    def _by_order(self) -> bool:
+        return self._options.split is not None and self._options.split_by == "order"
 
     def _dtype(self) -> np.dtype[Any]:
         if self._options.dtype == "auto":
@@ -256,10 +264,22 @@ class _Conversion:
         ]
         consumed.logs.publish()
         shards = consumed.outputs.publish(lambda key: self._manifest(key, consumed, facts), spans=False)
+        if self._by_order:
+            shards = [part for shard in shards for part in self._cut_in_order(shard)]
         report = self._report(consumed, facts, shards)
         write_durably(f"{self._prefix}_report.json", canonical_json(report.data, indent=2) + b"\n")
         remove_stale(earlier, [*_files_of(shards), *(self._prefix + ending for ending in _WRITTEN)])
         return report
+
+    def _cut_in_order(self, whole: PublishedShard) -> list[PublishedShard]:
+        """Train, valid and test of one JSON key as contiguous ranges of the whole shard."""
+        ratio = self._options.split
+        parts = split_shard(whole.prefix, self._prefix, ratio, by="order", overwrite=True)
+        names = [name for name in SPLIT_NAMES for part in parts if f"_{name}_{whole.key}_" in part.prefix]
+        return [
+            PublishedShard(part.prefix, whole.key, name, part.sequences, part.documents, part.tokens)
+            for part, name in zip(parts, names, strict=True)
+        ]
 
     def _manifest(self, key: str, consumed: Consumed, inputs: list[InputFacts]) -> Manifest:
         tokenizer, options = self._tokenizer, self._options
@@ -315,8 +335,6 @@ def _refuse_not_offered(options: ConvertOptions) -> None:
         raise NotOfferedError(f"--dedup {options.dedup} is not offered yet; use --dedup none")
     if options.format not in ("auto", "text"):
         raise NotOfferedError(f"--format {options.format} is not offered yet; use --format text")
-    if options.split_by == "order":
-        raise NotOfferedError("--split-by order is not offered yet")
 
 
 def _hash_inputs(inputs: list[InputFile]) -> list[str | None]:

@@ -73,12 +73,17 @@ class Consumed:
     gb18030: int = 0
 
     @classmethod
-    def start(cls, plan: OutputPlan, state: dict[str, Any] | None) -> Consumed:
-        """A fresh start, or what `state` (from `checkpoint`) says."""
+    def start(cls, plan: OutputPlan, prefix: str, state: dict[str, Any] | None) -> Consumed:
+        """A fresh start, or what `state` (from `checkpoint`) says. prefix: of the run, for the logs' names."""
         if state is None:
-            return cls(Outputs(plan), RecordLogs(plan.prefix, plan.work_dir), Tally(), Position())
-        outputs = Outputs(plan, state["outputs"], publishing=state["phase"] == "publish")
-        logs = RecordLogs(plan.prefix, plan.work_dir, state["logs"])
+            return cls(Outputs(plan), RecordLogs(prefix, plan.work_dir), Tally(), Position())
+        publishing = state["phase"] == "publish"
+        logs = RecordLogs(prefix, plan.work_dir, state["logs"], publishing=publishing)
+        try:
+            outputs = Outputs(plan, state["outputs"], publishing=publishing)
+        except BaseException:
+            logs.suspend()
+            raise
         tally, position = Tally.from_json(state["tally"]), Position.from_json(state["position"])
         return cls(outputs, logs, tally, position, state["gb18030"])
 

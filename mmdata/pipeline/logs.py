@@ -18,42 +18,57 @@ from mmdata.jsonl import JsonlWriter
 class RecordLogs:
     """`PREFIX_rejects.jsonl` and `PREFIX_dropped.jsonl.gz` of one run."""
 
-    def __init__(self, prefix: str, work_dir: str, state: dict[str, Any] | None = None) -> None:
-        """state: from `checkpoint`, to go on after a kill. Raises OutputError and its kin."""
+    def __init__(
+        self, prefix: str, work_dir: str, state: dict[str, Any] | None = None, *, publishing: bool = False
+    ) -> None:
+        """state: from `checkpoint`, to go on after a kill. publishing: it was taken before `publish`, so either file
+        may be finished or at its name already. Raises OutputError and its kin.
+        """
         self.rejects_path = f"{prefix}_rejects.jsonl"
         self.dropped_path = f"{prefix}_dropped.jsonl.gz"
-        self._here = [os.path.join(work_dir, os.path.basename(path)) for path in (self.rejects_path, self.dropped_path)]
-        states = (None, None) if state is None else (state["rejects"], state["dropped"])
-        self._rejects, self._dropped = (
-            JsonlWriter(path, overwrite=True, state=part) for path, part in zip(self._here, states, strict=True)
-        )
+        states = {} if state is None else state
+        self._writers: dict[str, JsonlWriter] = {}  # final path -> writer; finished files have none
+        try:
+            for path, part in ((self.rejects_path, states.get("rejects")), (self.dropped_path, states.get("dropped"))):
+                here = os.path.join(work_dir, os.path.basename(path))
+                if not publishing or os.path.exists(here + ".partial"):
+                    self._writers[path] = JsonlWriter(here, overwrite=True, state=part)
+        except BaseException:
+            self.suspend()
+            raise
+        self._work_dir = work_dir
 
     def add(self, rejects: Iterable[Reject], drops: Iterable[Drop]) -> None:
         """Append records of one block, each kind in input order."""
         for reject in rejects:
-            self._rejects.write(
+            self._writers[self.rejects_path].write(
                 {"path": reject.path, "line": reject.line, "reason": reject.reason, "excerpt": reject.excerpt}
             )
         for drop in drops:
-            self._dropped.write(drop_record(drop))
+            self._writers[self.dropped_path].write(drop_record(drop))
 
     def checkpoint(self) -> dict[str, Any]:
         """Make everything durable; the JSON state to resume from."""
-        return {"rejects": self._rejects.checkpoint(), "dropped": self._dropped.checkpoint()}
+        return {
+            "rejects": self._writers[self.rejects_path].checkpoint(),
+            "dropped": self._writers[self.dropped_path].checkpoint(),
+        }
 
     def publish(self) -> None:
         """Finish both files and move them to their names."""
-        for writer in (self._rejects, self._dropped):
+        for writer in self._writers.values():
             writer.close()
-        for source, target in zip(self._here, (self.rejects_path, self.dropped_path), strict=True):
-            with disk_faults(target):
-                os.replace(source, target)
+        for target in (self.rejects_path, self.dropped_path):
+            source = os.path.join(self._work_dir, os.path.basename(target))
+            if os.path.exists(source):
+                with disk_faults(target):
+                    os.replace(source, target)
         sync_directory(self.rejects_path)
 
     def suspend(self) -> None:
         """Close both; what the last checkpoint saw stays for a later run."""
-        self._rejects.suspend()
-        self._dropped.suspend()
+        for writer in self._writers.values():
+            writer.suspend()
 
 
 def drop_record(drop: Drop) -> dict[str, Any]:

@@ -82,12 +82,16 @@ class Outputs:
         self._plan = plan
         self._publishing = publishing
         self._columns = {split: _Column(split) for split in plan.splits()}
-        for name, column in self._columns.items():
-            rolls = [None] if state is None else state["columns"][name or ""]
-            for number, roll_state in enumerate(rolls):
-                self._open(column, roll_state)
-                if number < len(rolls) - 1:
-                    self._seal(column)
+        try:
+            for name, column in self._columns.items():
+                rolls = [None] if state is None else state["columns"][name or ""]
+                for number, roll_state in enumerate(rolls):
+                    self._open(column, roll_state)
+                    if number < len(rolls) - 1:
+                        self._seal(column)
+        except BaseException:
+            self.suspend()
+            raise
 
     def add(self, rows: Rows) -> None:
         """Append encoded documents, each to its split and roll."""
