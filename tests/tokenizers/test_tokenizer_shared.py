@@ -82,7 +82,7 @@ def real_texts(shared: Path) -> list[str]:
     with (shared / "bench" / "mixed.jsonl.zst").open("rb") as file:
         bench = zstandard.ZstdDecompressor().stream_reader(file).read(4_000_000).split(b"\n")[:BENCH_RECORDS]
     texts.update((json.loads(line)["text"], None) for line in bench)
-    return [text for text in texts if not any(0xD800 <= ord(c) < 0xE000 for c in text[:20000]) and encodable(text)]
+    return [text for text in texts if encodable(text)]
 
 
 def encodable(text: str) -> bool:
@@ -137,9 +137,9 @@ def test_allow_special_is_the_library_default(shared: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_every_code_point_is_encoded_as_the_library_does(shared: Path, name: str) -> None:
-    """All of the planes a text can meet, among letters, digits, spaces and marks: 1.1 MB for each tokenizer."""
+    """A fixed share of all planes a text can meet, all of the first scripts, among letters, digits, spaces, marks."""
     points = [
-        p for p in (*range(0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)) if p % 7 == 3 or p < 0x3400
+        p for p in (*range(0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)) if p % 29 == 3 or p < 0x1000
     ]
     rows = [points[start : start + 256] for start in range(0, len(points), 256)]
     texts = ["".join(f"{chr(p)} {chr(p)}a{chr(p)}1{chr(p)}\n" for p in row) for row in rows]
@@ -153,7 +153,7 @@ def test_qwen3_ids_are_those_of_transformers_on_benign_text(shared: Path, real_t
     folder = shared / "tokenizers" / "qwen3"
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     names = [token.content for token in load_tokenizer(folder, engine="huggingface").special_tokens]
-    texts = [text for text in real_texts[::200] if not any(name in text for name in names)]
+    texts = [text for text in real_texts[::400] if not any(name in text for name in names)]
     tokenizer = load_tokenizer(folder)
     assert tokenizer.vocab_size == len(theirs)
     assert [row.tolist() for row in tokenizer.encode_batch(texts).split()] == theirs(texts)["input_ids"]
