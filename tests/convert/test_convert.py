@@ -62,13 +62,14 @@ def test_documents_are_the_reference_tokens_with_eod(corpus: Path, tokenizer_fol
 
 def test_rejects_and_drops_name_place_and_reason(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **PLAIN)
-    rejects = [json.loads(line) for line in (tmp_path / "out_rejects.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    lines = (tmp_path / "out_rejects.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    rejects = [json.loads(line) for line in lines]
     assert [(Path(r["path"]).name, r["line"]) for r in rejects] == [
         (f"part-{part}.jsonl", line) for part in range(2) for line in (40, 80, 120)
     ]
     assert all(set(r) == {"path", "line", "reason", "excerpt"} for r in rejects)
-    with gzip.open(tmp_path / "out_dropped.jsonl.gz", "rt", encoding="utf-8") as lines:
-        drops = [json.loads(line) for line in lines]
+    with gzip.open(tmp_path / "out_dropped.jsonl.gz", "rt", encoding="utf-8") as stream:
+        drops = [json.loads(line) for line in stream]
     assert [(d["line"], d["stage"], d["reason"]) for d in drops] == [
         (line, "encode", "empty") for _ in range(2) for line in (59, 119)
     ]
