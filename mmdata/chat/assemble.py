@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mmdata.chat.program import Edge, Program
+from mmdata.chat.program import Program
 from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
 
-Job = tuple[Program | None, list[Any], str]
-"""A program with its values, or None and a plain text."""
+Job = tuple[Program, list[Any]]
+"""A program and the values of its slots."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,17 @@ class Sequences:
     def owned_by(self, owner: Indices) -> Sequences:
         return replace(self, owner=owner)
 
-    def count_all(self) -> Sequences:
-        """Every token counts."""
-        spans = np.zeros(2 * len(self.lengths), np.int32)
-        spans[1::2] = self.lengths
-        return replace(self, spans=spans, span_lengths=np.full(len(self.lengths), 2, np.int64))
+    def count_all(self, tail: int) -> Sequences:
+        """Every token counts but the last `tail`; sequences that have ranges keep them."""
+        bare = self.span_lengths == 0
+        counts = np.where(bare, 2, self.span_lengths)
+        at = (np.cumsum(counts) - counts)[bare]
+        spans = np.zeros(int(counts.sum()), np.int32)
+        mine = np.zeros(len(spans), bool)
+        mine[at] = mine[at + 1] = True
+        spans[~mine] = self.spans
+        spans[at + 1] = self.lengths[bare] - tail
+        return replace(self, spans=spans, span_lengths=counts)
 
     def without_first(self) -> Sequences:
         """Token 0 does not count; empty ranges go."""
@@ -85,138 +91,96 @@ class Sequences:
         )
 
 
-def assemble(encoder: StretchEncoder, jobs: Sequence[Job], eod: list[int], force_eod: bool) -> Sequences:
-    """Encode a batch. `eod`: ids behind every plain text, and behind conversations with `force_eod`."""
+def assemble(encoder: StretchEncoder, jobs: Sequence[Job]) -> Sequences:
+    """Encode a batch: one call to the tokenizer, then numpy. The owner of a sequence is its job's number."""
     if not jobs:
         return Sequences.concatenate([])
-    batch = _Batch(encoder, eod, force_eod)
-    for job in jobs:
-        batch.add(*job)
-    return batch.finish()
+    texts: list[str] = []
+    later: list[bool] = []
+    for program, values in jobs:
+        for number, plan in enumerate(program.plan):
+            if plan is None:
+                texts.append(program.stretches[number].text(values))
+            else:
+                texts.append(plan[0] + values[plan[1]] + plan[2])
+        later += program.later
+    batch = encoder.encode(texts, later)
+    lengths = np.concatenate([program.item_lengths for program, _ in jobs])
+    is_open = lengths < 0
+    lengths[is_open] = batch.lengths
+    is_text = np.repeat(is_open, lengths)
+    tokens = np.empty(len(is_text), np.int32)
+    tokens[is_text] = batch.tokens
+    tokens[~is_text] = np.concatenate([program.fixed for program, _ in jobs])
+    item_ends = np.cumsum(lengths)
+    items = np.array([len(program.item_lengths) for program, _ in jobs])
+    job_ends = item_ends[np.cumsum(items) - 1]
+    job_lengths = np.diff(job_ends, prepend=0)
+    edges = _Edges(encoder, jobs, texts, later)
+    within = edges.tokens(batch.tokens, batch.lengths)
+    edge_items = np.concatenate([program.edge_items for program, _ in jobs])
+    edge_items += np.repeat(np.cumsum(items) - items, edges.counts)
+    spans = (item_ends - lengths)[edge_items] + within - np.repeat(job_ends - job_lengths, edges.counts)
+    return Sequences(tokens, job_lengths, spans.astype(np.int32), edges.counts, np.arange(len(jobs), dtype=np.int64))
 
 
-class _Batch:
-    """Texts to encode and the plan of items around them."""
+class _Edges:
+    """The ends of counted ranges of a batch, as tokens into their item."""
 
-    def __init__(self, encoder: StretchEncoder, eod: list[int], force_eod: bool) -> None:
-        self._encoder, self._force_eod = encoder, force_eod
-        self._eod = np.array(eod, np.int32)
-        self._eod_length = np.array([len(eod)] if eod else [], np.int64)
-        self._texts: list[str] = []
-        self._later: list[bool] = []
-        self._lengths: list[Indices] = []
-        self._fixed: list[Tokens] = []
-        self._items = 0
-        self._job_ends: list[int] = []
-        self._edge_counts: list[int] = []
-        self._edge_items: list[int] = []
-        self._edge_tokens: list[int] = []
-        # Edges inside a stretch: which edge, which text, bytes before it, the text before it (made when needed).
-        self._inner: list[tuple[int, int, int, Edge, list[Any], Any]] = []
+    def __init__(self, encoder: StretchEncoder, jobs: Sequence[Job], texts: list[str], later: list[bool]) -> None:
+        self._encoder, self._jobs, self._texts, self._later = encoder, jobs, texts, later
+        self.counts = np.array([len(program.edges) for program, _ in jobs], np.int64)
+        stretches = np.array([len(program.plan) for program, _ in jobs], np.int64)
+        inner = np.array([len(program.inner_edges) for program, _ in jobs], np.int64)
+        self._job = np.repeat(np.arange(len(jobs)), inner)
+        self._place = np.concatenate([program.inner_edges for program, _ in jobs])
+        self._edge = self._place + (np.cumsum(self.counts) - self.counts)[self._job]
+        first_text = np.cumsum(stretches) - stretches
+        self._text = np.concatenate([program.inner_stretches for program, _ in jobs]) + first_text[self._job]
 
-    def add(self, program: Program | None, values: list[Any], text: str) -> None:
-        """Append one sequence."""
-        if program is None:
-            self._add_plain(text)
-            return
-        first_text, first_item = len(self._texts), self._items
-        for stretch in program.stretches:
-            self._texts.append(stretch.text(values))
-            self._later.append(stretch.later)
-        for edge in program.edges:
-            if edge.stretch >= 0:
-                stretch = program.stretches[edge.stretch]
-                size = edge.constant if edge.constant >= 0 else len(edge.before(values, stretch).encode())
-                place = (len(self._edge_items), first_text + edge.stretch, size, edge, values, stretch)
-                self._inner.append(place)
-            self._edge_items.append(first_item + edge.item)
-            self._edge_tokens.append(edge.token)
-        self._edge_counts.append(len(program.edges))
-        self._lengths.append(program.item_lengths)
-        self._fixed.append(program.fixed)
-        self._items += len(program.item_lengths)
-        self._end(self._force_eod)
-
-    def _add_plain(self, text: str) -> None:
-        self._texts.append(text)
-        self._later.append(False)
-        self._lengths.append(np.array([-1], np.int64))
-        self._edge_items += [self._items, self._items + 1]
-        self._edge_tokens += [0, 0]
-        self._edge_counts.append(2)
-        self._items += 1
-        self._end(True)
-
-    def _end(self, with_eod: bool) -> None:
-        """Close a sequence. An item of its own is the place edges at the end point to."""
-        tail = self._eod_length if with_eod and len(self._eod_length) else np.zeros(1, np.int64)
-        self._lengths.append(tail)
-        if with_eod and len(self._eod_length):
-            self._fixed.append(self._eod)
-        self._items += 1
-        self._job_ends.append(self._items)
-
-    def finish(self) -> Sequences:
-        """Encode all texts, put them between the fixed ids, and place the edges."""
-        batch = self._encoder.encode(self._texts, self._later)
-        lengths = np.concatenate(self._lengths)
-        open_items = lengths < 0
-        lengths[open_items] = batch.lengths
-        is_text = np.repeat(open_items, lengths)
-        tokens = np.empty(len(is_text), np.int32)
-        tokens[is_text] = batch.tokens
-        tokens[~is_text] = np.concatenate([np.empty(0, np.int32), *self._fixed])
-        ends = np.cumsum(lengths)
-        job_ends = ends[np.array(self._job_ends) - 1]
-        job_starts = np.concatenate(([0], job_ends[:-1]))
-        edge_tokens = np.array(self._edge_tokens, np.int64)
-        if self._inner:
-            which = np.array([place[0] for place in self._inner])
-            edge_tokens[which] = self._inner_tokens(batch.tokens, batch.lengths)
-        counts = np.array(self._edge_counts, np.int64)
-        item_starts = ends - lengths
-        absolute = item_starts[np.array(self._edge_items, np.int64)] + edge_tokens
-        spans = (absolute - np.repeat(job_starts, counts)).astype(np.int32)
-        return Sequences(tokens, job_ends - job_starts, spans, counts, np.zeros(len(counts), np.int64))
-
-    def _inner_tokens(self, tokens: Tokens, lengths: Indices) -> Indices:
-        """Tokens of its stretch before each edge that lies inside one.
+    def tokens(self, tokens: Tokens, lengths: Indices) -> Indices:
+        """Tokens of its item before each edge.
 
         A token across an edge counts, as in transformers: a start takes the first token that ends behind it, an end
         all tokens that begin before it.
         """
-        texts = np.array([place[1] for place in self._inner])
-        sizes = np.array([place[2] for place in self._inner], np.int64)
-        is_end = np.array([place[0] % 2 for place in self._inner], bool)
+        within = np.concatenate([program.edge_tokens for program, _ in self._jobs])
+        if not len(self._edge):
+            return within
         known = self._encoder.byte_lengths
         if known is None:
-            return self._slow(range(len(self._inner)), np.zeros(len(texts), np.int64))
-        token_ends = np.cumsum(known[tokens])
-        token_starts = token_ends - known[tokens]
-        first = np.cumsum(lengths) - lengths
-        behind = np.concatenate((token_ends, [0]))
-        base = np.where(first > 0, behind[first - 1], 0)
-        target = base[texts] + sizes
-        starts = np.searchsorted(token_ends, target, side="right") - first[texts]
-        found = np.where(is_end, np.searchsorted(token_starts, target, side="left") - first[texts], starts)
-        stops = np.where(first + lengths > 0, behind[first + lengths - 1], 0)
-        odd = [
-            number
-            for number, text in enumerate(texts.tolist())
-            if not _same_bytes(self._texts[text], int(stops[text] - base[text]))
-        ]
-        return self._slow(odd, found) if odd else found
+            within[self._edge] = self._slow(np.arange(len(self._edge)), np.zeros(len(self._edge), np.int64))
+            return within
+        token_ends = np.concatenate(([0], np.cumsum(known[tokens])))
+        first = (np.cumsum(lengths) - lengths)[self._text]
+        target = token_ends[first] + self._sizes()
+        is_end = self._place % 2 == 1
+        starts = np.searchsorted(token_ends[1:], target, side="right")
+        found = np.where(is_end, np.searchsorted(token_ends[:-1], target, side="left"), starts) - first
+        chosen = [self._texts[number] for number in self._text.tolist()]
+        if not unicodedata.is_normalized("NFC", "".join(chosen)):
+            # The tokenizer may have composed some of them: their bytes are not those of the text.
+            odd = [i for i, text in enumerate(chosen) if not unicodedata.is_normalized("NFC", text)]
+            found = self._slow(np.array(odd, np.int64), found)
+        within[self._edge] = found
+        return within
 
-    def _slow(self, numbers: Any, found: Indices) -> Indices:
-        """Places by the tokenizer's own offsets, for texts it normalises."""
-        for number in numbers:
-            edge_number, text, _, edge, values, stretch = self._inner[number]
-            offset = len(edge.before(values, stretch))
-            first, count = self._encoder.positions(self._texts[text], self._later[text], offset)
-            found[number] = count if edge_number % 2 else first
+    def _sizes(self) -> Indices:
+        """Bytes of its stretch before each inner edge."""
+        sizes = np.concatenate([program.inner_sizes for program, _ in self._jobs])
+        for i in np.flatnonzero(sizes < 0).tolist():
+            sizes[i] = len(self._before(i).encode())
+        return sizes
+
+    def _before(self, number: int) -> str:
+        program, values = self._jobs[int(self._job[number])]
+        edge = program.edges[int(self._place[number])]
+        return edge.before(values, program.stretches[edge.stretch])
+
+    def _slow(self, numbers: Indices, found: Indices) -> Indices:
+        """Places by the tokenizer's own offsets."""
+        for number in numbers.tolist():
+            text = int(self._text[number])
+            first, count = self._encoder.positions(self._texts[text], self._later[text], len(self._before(number)))
+            found[number] = count if self._place[number] % 2 else first
         return found
-
-
-def _same_bytes(text: str, size: int) -> bool:
-    """Whether the tokens' bytes, `size` of them, are those of the text: nothing was composed (NFC)."""
-    return text.isascii() or (len(text.encode()) == size and unicodedata.is_normalized("NFC", text))

@@ -1,9 +1,9 @@
 """Messages under construction, and the way back from cleaned texts to messages.
 
-A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slots": [...]}`. Message i of `messages` has
-`role` (system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`, `tool_calls`
-(OpenAI's form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the document's part k
-belongs.
+A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slots": [...], "simple": bool}`. A message
+has `role` (system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`,
+`tool_calls` (OpenAI's form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the
+document's part k belongs; a conversation is simple when each message has one part, its content.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ class Builder:
             self.parts.append(Part(path, role, text))
             self.slots.append([index, "content"])
         return index
+
+    def add_text(self, role: str, path: str, text: str) -> None:
+        """Append a message of one text."""
+        self.parts.append(Part(path, role, text))
+        self.slots.append([len(self.messages), "content"])
+        self.messages.append({"role": role, "content": text})
 
     def set_text(self, index: int, key: str, path: str, text: str) -> None:
         """Set another text of a message."""
@@ -112,7 +118,8 @@ class Builder:
         self.tools = [t if "function" in t else {"type": "function", "function": t} for t in tools]
 
     def structure(self) -> dict[str, Any]:
-        return {"messages": self.messages, "tools": self.tools, "slots": self.slots}
+        simple = len(self.slots) == len(self.messages) and all(slot[1] == "content" for slot in self.slots)
+        return {"messages": self.messages, "tools": self.tools, "slots": self.slots, "simple": simple}
 
 
 def _call(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
@@ -154,6 +161,12 @@ def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any]
     """
     chat = document.meta["chat"]
     messages, slots = chat["messages"], chat["slots"]
+    if chat["simple"]:
+        for part, slot in zip(document.parts, slots, strict=True):
+            if part.text is not messages[slot[0]]["content"] and part.text != messages[slot[0]]["content"]:
+                break
+        else:
+            return messages, chat["tools"]
     changed: dict[int, dict[str, Any]] = {}
     gathered: dict[tuple[int, str], list[str]] = {}
     for part, slot in zip(document.parts, slots, strict=True):

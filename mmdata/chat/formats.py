@@ -38,6 +38,7 @@ ROLES = {
     "function_call": "call",
     "tool_call": "call",
 }
+_SHORT_ROLES = {word: role for word, role in ROLES.items() if role != "call"}
 MAP_TARGETS = ("system", "user", "input", "assistant", "history", "tools", "messages", "role", "content", "text")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _PAIRS = {
@@ -195,11 +196,14 @@ def _from_turns(record: Mapping[str, Any], builder: Builder, fields: FieldMap) -
     turns = record.get(where) if where else None
     if where is None or not isinstance(turns, list):
         raise Fault("missing-key", f"no list of messages among the keys {_names(record)}")
-    first = turns[0] if turns and isinstance(turns[0], dict) else {}
-    if not any(_role_of(turn, fields) == "system" for turn in turns[:1] if isinstance(first, dict)):
+    if not turns or _role_of(turns[0], fields) != "system":
         _system(record, builder, fields)
     builder.set_tools(_tools(record, fields))
+    usual = not fields.fields and not fields.words
     for i, turn in enumerate(turns):
+        if usual and (short := _short_turn(turn)) is not None:
+            builder.add_text(short[0], f"{where}[{i}].{short[1]}", short[2])
+            continue
         at = f"{where}[{i}]"
         if not isinstance(turn, dict):
             raise Fault("bad-turns", f"{at} is not an object")
@@ -208,6 +212,19 @@ def _from_turns(record: Mapping[str, Any], builder: Builder, fields: FieldMap) -
             word = next((turn[n] for n in fields.name("role", "role", "from") if n in turn), None)
             raise Fault("unknown-role", f"{at} has the role {word!r}; known: {', '.join(ROLES)}; use --map word=role")
         _add_turn(builder, turn, role, at, fields)
+
+
+def _short_turn(turn: Any) -> tuple[str, str, str] | None:
+    """(role, field, text) of a message that holds nothing but a usual role and a text; most are so. Else None."""
+    if not isinstance(turn, dict) or len(turn) != 2:
+        return None
+    if "role" in turn:
+        role, field = turn["role"], "content"
+    else:
+        role, field = turn.get("from"), "value"
+    text = turn.get(field)
+    known = _SHORT_ROLES.get(role) if isinstance(role, str) else None
+    return (known, field, text) if known is not None and isinstance(text, str) else None
 
 
 def _role_of(turn: Any, fields: FieldMap) -> str | None:

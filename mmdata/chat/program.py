@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from mmdata.chat.spans import Atom, Position
-from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
+from mmdata.chat.stretches import StretchEncoder
 from mmdata.chat.traced import Data, Literal
-from mmdata.chat.tracer import Step
+from mmdata.chat.tracer import Step, instructions
 
 Part = int | str
 
@@ -31,7 +31,17 @@ class Stretch:
     strip_left: bool = False
     strip_right: bool = False
 
+    def plan(self) -> tuple[str, int, str] | None:
+        """(prefix, slot, suffix) where that is all there is, which saves time; else None."""
+        slots = [i for i, part in enumerate(self.parts) if isinstance(part, int)]
+        if len(slots) != 1 or self.strip_left or self.strip_right:
+            return None
+        at = slots[0]
+        prefix, suffix = "".join(map(str, self.parts[:at])), "".join(map(str, self.parts[at + 1 :]))
+        return (prefix, int(self.parts[at]), suffix)
+
     def text(self, values: list[Any]) -> str:
+        """The text for one record."""
         made = "".join([part if isinstance(part, str) else values[part] for part in self.parts])
         if self.strip_left:
             made = made.lstrip()
@@ -59,24 +69,36 @@ class Edge:
         return text[: len(stretch.text(values))] if stretch.strip_right else text
 
 
-@dataclass(frozen=True)
 class Program:
     """What one shape of record becomes.
 
-    steps: how to get the slots of a record. stretches: the texts to encode, in order. item_lengths: int64, the number
+    code: how to get the slots of a record. stretches: the texts to encode, in order. item_lengths: int64, the number
     of tokens of each item, -1 for a stretch. fixed: int32, the ids of all fixed items. edges: start, end, start, ...
-    of the counted ranges. empty_blocks: empty thinking blocks rendered. text_parts: the string the template rendered.
-    reusable: whether another record may replay it.
+    of the counted ranges; edge_items, edge_tokens: the same as int64; inner_edges, inner_stretches, inner_sizes: int64,
+    which of them lie inside a stretch, which one, and how many bytes into it (-1: depends on the record).
+    empty_blocks: empty thinking blocks rendered. text_parts: the string the template rendered. reusable: whether
+    another record may replay it. replays: how often one was compared with the template.
     """
 
-    steps: tuple[Step, ...]
-    stretches: tuple[Stretch, ...]
-    item_lengths: Indices
-    fixed: Tokens
-    edges: tuple[Edge, ...]
-    empty_blocks: int
-    text_parts: tuple[Part, ...]
-    reusable: bool
+    def __init__(
+        self, steps: Sequence[Step], items: Items, text_parts: tuple[Part, ...], empty_blocks: int, reusable: bool
+    ) -> None:
+        self.code = instructions(steps)
+        self.stretches = tuple(items.stretches)
+        self.plan = tuple(stretch.plan() for stretch in items.stretches)
+        self.later = tuple(stretch.later for stretch in items.stretches)
+        self.item_lengths = np.array(items.lengths, np.int64)
+        self.fixed = np.array(items.fixed, np.int32)
+        self.edges = tuple(items.edges)
+        self.edge_items = np.array([edge.item for edge in self.edges], np.int64)
+        self.edge_tokens = np.array([edge.token for edge in self.edges], np.int64)
+        inner = [number for number, edge in enumerate(self.edges) if edge.stretch >= 0]
+        self.inner_edges = np.array(inner, np.int64)
+        self.inner_stretches = np.array([self.edges[number].stretch for number in inner], np.int64)
+        self.inner_sizes = np.array([self.edges[number].constant for number in inner], np.int64)
+        self.sizes_vary = bool((self.inner_sizes < 0).any())
+        self.text_parts, self.empty_blocks, self.reusable = text_parts, empty_blocks, reusable
+        self.replays = 0
 
     def text(self, values: list[Any]) -> str:
         """The rendered conversation as one string."""
@@ -94,8 +116,9 @@ class _Unit:
 class Compiler:
     """Turns a layout and its counted ranges into items."""
 
-    def __init__(self, encoder: StretchEncoder) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: StretchEncoder, tail: Sequence[int] = ()) -> None:
+        """tail: ids behind every conversation; they never count."""
+        self._encoder, self._tail = encoder, list(tail)
 
     def compile(self, atoms: Sequence[Atom], ranges: Sequence[tuple[Position, Position]]) -> Items:
         """Items of the layout and the edges of `ranges`."""
@@ -185,7 +208,8 @@ class Compiler:
                     where[(place, side)] = _edge_in(item, len(items.stretches) - 1, stretch, place[1])
             else:
                 where.update(self._fixed_stretch(stretch, items, inner))
-        final = items.end()
+        final = items.add_fixed([])
+        items.add_fixed(self._tail)
         for start, end in wanted:
             items.edges.append(where.get((start, "start"), final))
             items.edges.append(where.get((end, "end"), final))
@@ -246,9 +270,11 @@ class Items:
         self.lengths.append(-1)
         return len(self.lengths) - 1
 
-    def end(self) -> Edge:
-        """The edge behind everything."""
-        return Edge(len(self.lengths))
 
-    def arrays(self) -> tuple[Indices, Tokens]:
-        return np.array(self.lengths, np.int64), np.array(self.fixed, np.int32)
+def plain_program(tail: Sequence[int]) -> Program:
+    """A plain text, in slot 0, of which every token counts, and `tail` behind it, which does not."""
+    items = Items()
+    items.edges.append(Edge(items.add_stretch(Stretch((0,), False))))
+    items.edges.append(items.add_fixed([]))
+    items.add_fixed(list(tail))
+    return Program((), items, (0,), 0, True)

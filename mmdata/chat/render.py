@@ -19,10 +19,10 @@ import numpy as np
 from mmdata.chat.assemble import Sequences, assemble
 from mmdata.chat.conversation import conversation_of
 from mmdata.chat.fit import TOO_LONG, TooLong, exchanges, truncate
-from mmdata.chat.program import Program
+from mmdata.chat.program import Program, plain_program
 from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
 from mmdata.chat.templates import ChatTemplate, load_template
-from mmdata.chat.thinking import THINKING, Kind, Thinking, prepare
+from mmdata.chat.thinking import THINKING, Thinking, prepare
 from mmdata.chat.tracing import Programs, TraceOptions
 from mmdata.document import Document, Drop
 from mmdata.errors import ChatRecordError, ChatTemplateError, UsageError
@@ -85,14 +85,8 @@ class RenderedBatch:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Job:
-    """One sequence to be: a conversation's program and values, or a plain text."""
-
-    document: int
-    program: Program | None
-    values: list[Any]
-    text: str = ""
+_Job = tuple[int, Program, list[Any]]
+"""One sequence to be: its document's number, its program, the program's values."""
 
 
 class ChatRenderer:
@@ -104,7 +98,10 @@ class ChatRenderer:
         self.template: ChatTemplate = load_template(options.template, tokenizer)
         self._encoder = StretchEncoder(tokenizer)
         today = None if options.date is None else _day(options.date)
-        traced = TraceOptions(options.train_on, options.thinking, options.count_empty_thinking, today)
+        eod = () if options.eod_id is None else (options.eod_id,)
+        tail = eod if options.force_eod else ()
+        traced = TraceOptions(options.train_on, options.thinking, options.count_empty_thinking, today, tail)
+        self._plain = plain_program(eod)
         self._programs = Programs(self.template, self._encoder, traced)
         self._probe()
 
@@ -117,12 +114,17 @@ class ChatRenderer:
         counters: dict[str, int] = {}
         drops: dict[int, Drop] = {}
         jobs: list[_Job] = []
+        kinds = {"with": 0, "empty": 0, "without": 0, "plain": 0}
         for number, document in enumerate(documents):
-            made = self._job(number, document, counters)
+            made = self._job(document)
             if isinstance(made, Drop):
                 drops[number] = made
-            else:
-                jobs.append(made)
+                continue
+            kinds[made[2]] += 1
+            jobs.append((number, made[0], made[1]))
+        plain = kinds.pop("plain")
+        counters.update({"conversations": len(documents) - plain, "plain_documents": plain})
+        counters.update({f"thinking_{kind}": count for kind, count in kinds.items()})
         sequences = self._assemble(jobs)
         if self.options.max_length is not None:
             sequences = self._fit(sequences, documents, drops, counters)
@@ -150,14 +152,12 @@ class ChatRenderer:
             program, values = self._programs.find(prepared, tools)
         except jinja2.TemplateError as error:
             raise ChatRecordError(f"{self.template.name}: the template refuses the conversation: {error}") from None
-        made = self._assemble([_Job(0, program, values)])
+        made = self._assemble([(0, program, values)])
         return made.tokens, made.spans.reshape(-1, 2)
 
-    def _job(self, number: int, document: Document, counters: dict[str, int]) -> _Job | Drop:
+    def _job(self, document: Document) -> tuple[Program, list[Any], str] | Drop:
         if "chat" not in document.meta:
-            _count(counters, "plain_documents")
-            return _Job(number, None, [], document.text)
-        _count(counters, "conversations")
+            return self._plain, [document.text], "plain"
         try:
             messages, tools = conversation_of(document)
             messages, kind = prepare(messages, self.options.thinking, self.template)
@@ -168,22 +168,13 @@ class ChatRenderer:
             return _drop(document, "template-unclear", str(error)[:200])
         except ChatRecordError as error:
             return _drop(document, "tool-call-broken", str(error)[:200])
-        _count(counters, f"thinking_{_thinking_of(kind, program)}")
-        return _Job(number, program, values)
+        return program, values, "empty" if kind == "without" and program.empty_blocks else kind
 
-    def _assemble(self, jobs: list[_Job]) -> Sequences:
-        options = self.options
-        eod = [options.eod_id] if options.eod_id is not None else []
-        made = assemble(
-            self._encoder,
-            [(job.program, job.values, job.text) for job in jobs],
-            eod,
-            options.force_eod,
-        )
-        owner = np.array([job.document for job in jobs], np.int64)
-        if options.train_on == "all":
-            made = made.count_all()
-        return made.owned_by(owner).without_first()
+    def _assemble(self, jobs: Sequence[_Job]) -> Sequences:
+        made = assemble(self._encoder, [job[1:] for job in jobs])
+        if self.options.train_on == "all":
+            made = made.count_all(1 if self.options.force_eod else 0)
+        return made.owned_by(np.array([job[0] for job in jobs], np.int64)).without_first()
 
     def _fit(
         self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]
@@ -249,7 +240,7 @@ class ChatRenderer:
             program, values = self._programs.find(prepared, tools)
         except (jinja2.TemplateError, ChatTemplateError):
             return None
-        return self._assemble([_Job(number, program, values)])
+        return self._assemble([(number, program, values)])
 
     def _judge(
         self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]
@@ -301,10 +292,6 @@ def thinking_note(counters: dict[str, int]) -> str | None:
         f"{reasoned} conversations reason, {empty} have an empty thinking block and {without} none: a model trained on "
         "the mix decides by itself when to reason; --thinking strip or empty makes them alike"
     )
-
-
-def _thinking_of(kind: Kind, program: Program) -> Kind:
-    return "empty" if kind == "without" and program.empty_blocks else kind
 
 
 def _count(counters: dict[str, int], name: str, by: int = 1) -> None:

@@ -111,11 +111,11 @@ class TurnFinder:
     def _start(self, number: int, first: int) -> Position:
         """Where the prompt for this answer ends in the full conversation."""
         prompt = self.render(number, True)
-        base = self.render(number, False)
         if prompt is not None:
             position, matched = self._common(prompt.atoms)
             if matched == len(prompt.atoms):
                 return position
+            base = self.render(number, False)
             rest_is_literal = matched == len(prompt.atoms) - 1 and isinstance(prompt.atoms[-1], Literal)
             if rest_is_literal and base is not None and self._common(base.atoms)[1] == len(base.atoms):
                 return self._outside_control(position)

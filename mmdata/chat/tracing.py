@@ -36,12 +36,13 @@ _HIDDEN = (BLOCK_KEY, "_uncounted")
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What decides a program beside template and tokenizer; see ChatOptions."""
+    """What decides a program beside template and tokenizer; see ChatOptions. tail: ids behind each conversation."""
 
     train_on: str = "assistant"
     thinking: Thinking = "keep"
     count_empty_thinking: bool = False
     today: date | None = None
+    tail: tuple[int, ...] = ()
 
 
 class Programs:
@@ -54,7 +55,6 @@ class Programs:
         self._for_tools = self._compile(template.tool_source) if template.tool_source else self._compiled
         self._kept: dict[Any, list[Program]] = {}
         self._steps = 0
-        self._replays: dict[int, int] = {}
         self.traced = 0
 
     def find(self, messages: Messages, tools: list[Any] | None) -> tuple[Program, list[Any]]:
@@ -66,7 +66,7 @@ class Programs:
         record = {"messages": messages, "tools": tools}
         shape = (tools is None, tuple([(message["role"], *message) for message in messages]))
         for program in self._kept.get(shape, ()):
-            values = replay(program.steps, record)
+            values = replay(program.code, record)
             if values is not None:
                 self._check(program, values, messages, tools)
                 return program, values
@@ -87,22 +87,16 @@ class Programs:
     def _keep(self, shape: Any, program: Program) -> None:
         variants = self._kept.setdefault(shape, [])
         variants.append(program)
-        self._steps += len(program.steps)
+        self._steps += len(program.code)
         if len(variants) > _KEPT_VARIANTS:
-            self._drop(variants.pop(0))
+            self._steps -= len(variants.pop(0).code)
         while self._steps > _KEPT_STEPS and len(self._kept) > 1:
-            for gone in self._kept.pop(next(iter(self._kept))):
-                self._drop(gone)
-
-    def _drop(self, program: Program) -> None:
-        self._steps -= len(program.steps)
-        self._replays.pop(id(program), None)
+            self._steps -= sum(len(gone.code) for gone in self._kept.pop(next(iter(self._kept))))
 
     def _check(self, program: Program, values: list[Any], messages: Messages, tools: list[Any] | None) -> None:
-        done = self._replays.get(id(program), 0)
-        if done < _CHECKED_REPLAYS:
+        if program.replays < _CHECKED_REPLAYS:
             self._check_text(program, values, messages, tools)
-            self._replays[id(program)] = done + 1
+            program.replays += 1
 
     def _check_text(self, program: Program, values: list[Any], messages: Messages, tools: list[Any] | None) -> None:
         """Raise unless the program gives what the template gives without tracing."""
@@ -162,18 +156,10 @@ class Programs:
         if options.thinking != "keep":
             edited, moved = edit_blocks(full, turns, options.thinking)
         ranges = self._counted(moved, edited, tracer, messages)
-        items = Compiler(self._encoder).compile(edited.atoms, ranges)
-        lengths, fixed = items.arrays()
-        return Program(
-            steps=tuple(tracer.steps),
-            stretches=tuple(items.stretches),
-            item_lengths=lengths,
-            fixed=fixed,
-            edges=tuple(items.edges),
-            empty_blocks=sum(turn.empty_until is not None for turn in moved),
-            text_parts=tuple(a.slot if isinstance(a, Data) else a.text for a in full.atoms),
-            reusable=tracer.pinned_characters <= _PINNED_LIMIT,
-        )
+        items = Compiler(self._encoder, options.tail).compile(edited.atoms, ranges)
+        text_parts = tuple(a.slot if isinstance(a, Data) else a.text for a in full.atoms)
+        empty = sum(turn.empty_until is not None for turn in moved)
+        return Program(tracer.steps, items, text_parts, empty, tracer.pinned_characters <= _PINNED_LIMIT)
 
     def _counted(
         self, turns: list[Turn], layout: Layout, tracer: Tracer, messages: Messages

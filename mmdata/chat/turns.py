@@ -22,10 +22,9 @@ def order_fault(messages: list[dict[str, Any]]) -> Fault | None:
     answers = 0
     for i, message in enumerate(messages):
         role = message["role"]
-        calls = bool(message.get("tool_calls"))
         if role == "assistant":
             answers += 1
-            if not calls and not message["content"].strip():
+            if not message["content"].strip() and not message.get("tool_calls"):
                 return Fault("empty-answer", f"message {i} of the assistant is empty")
         elif role in ("user", "system") and not message["content"].strip():
             return Fault("empty-message", f"message {i} of the {role} is empty")
