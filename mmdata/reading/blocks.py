@@ -69,8 +69,8 @@ class Block:
 
     first_line: 1-based line or row of the first record, 0-based index in an array. start, stop: offsets as in
     Position. data: UTF-8 text of the records, or an Arrow IPC stream for parquet. end: where reading goes on.
-    bounds: for arrays, where each element ends in `data` (one comma stands between two). consumed: bytes of all
-    inputs taken from the disk so far, for progress. txt_document: for `txt`, what one document is.
+    bounds: for arrays, where each element ends in `data` (one comma stands between two). consumed: bytes of this file
+    taken from the disk so far, compressed where it is, for progress. txt_document: for `txt`, what one document is.
     """
 
     input_number: int
@@ -93,24 +93,18 @@ def read_blocks(inputs: Sequence[InputFile], options: ReadOptions, resume: Posit
     InputCorruptError naming the last whole record.
     """
     start = resume or Position()
-    before = sum(_disk_size(source) for source in inputs[: start.input_number])
     for source in inputs[start.input_number :]:
         if source.number != start.input_number:
             start = Position(source.number)
-        yield from _read_one(source, options, start, before)
-        before += _disk_size(source)
+        yield from _read_one(source, options, start)
 
 
-def _disk_size(source: InputFile) -> int:
-    return os.path.getsize(source.path) if os.path.isfile(source.path) else 0
-
-
-def _read_one(source: InputFile, options: ReadOptions, start: Position, before: int) -> Iterator[Block]:
+def _read_one(source: InputFile, options: ReadOptions, start: Position) -> Iterator[Block]:
     if source.kind == "parquet":
         from mmdata.reading.parquet import cut_parquet
 
         for piece, share in cut_parquet(source.path, options.block_bytes, options.block_records, start.offset):
-            yield _as_block(source, options, piece, before + int(share * _disk_size(source)))
+            yield _as_block(source, options, piece, int(share * os.path.getsize(source.path)))
         return
     with ByteSource(source.path, source.compression, min(CHUNK_BYTES, options.block_bytes)) as opened:
         offset, line, done = start.offset, start.line, start.offset > 0
@@ -120,7 +114,7 @@ def _read_one(source: InputFile, options: ReadOptions, start: Position, before: 
             offset, text = utf8_from(opened, resolve_encoding(options.encoding), offset)
             for piece in _cut(source, options, text, offset, line):
                 line, offset, done = piece.next_line, piece.stop, True
-                yield _as_block(source, options, piece, before + opened.consumed)
+                yield _as_block(source, options, piece, opened.consumed)
         except (InputTruncatedError, InputCorruptError) as fault:
             place = describe_place(source, line - 1)
             last = f"the last whole record is {place}, up to byte {offset}" if done else "no record is whole"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Protocol, TypeVar
 
 from mmdata.errors import NotOfferedError, UsageError
@@ -37,8 +37,8 @@ class Executor(Protocol):
 
     def map(
         self, build: Callable[[], Callable[[T], R]], items: Iterable[T], *, describe: Callable[[T], str]
-    ) -> Iterator[R]:
-        """The results in the order of the items. Closing the iterator ends every worker."""
+    ) -> Generator[R, None, None]:
+        """The results in the order of the items. Closing the generator ends every worker."""
         ...
 
 

@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -49,14 +49,16 @@ class LocalExecutor:
 
     def map(
         self, build: Callable[[], Callable[[T], R]], items: Iterable[T], *, describe: Callable[[T], str]
-    ) -> Iterator[R]:
-        """The results in the order of the items; close the iterator (contextlib.closing) when leaving early."""
+    ) -> Generator[R, None, None]:
+        """The results in the order of the items; close the generator (contextlib.closing) when leaving early."""
         if self.workers == 1:
             return _map_here(build, items, describe)
         return _Pool(self.workers, self._bytes, pack(build), describe).run(items)
 
 
-def _map_here(build: Callable[[], Callable[[T], R]], items: Iterable[T], describe: Callable[[T], str]) -> Iterator[R]:
+def _map_here(
+    build: Callable[[], Callable[[T], R]], items: Iterable[T], describe: Callable[[T], str]
+) -> Generator[R, None, None]:
     function = build()
     for item in items:
         try:
@@ -146,7 +148,7 @@ class _Pool:
         self._bytes = 0
         self._failed_starts = 0
 
-    def run(self, items: Iterable[Any]) -> Iterator[Any]:
+    def run(self, items: Iterable[Any]) -> Generator[Any, None, None]:
         source = iter(items)
         exhausted = False
         source_fault: BaseException | None = None
