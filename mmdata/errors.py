@@ -286,7 +286,7 @@ class DedupError(MMDataError):
     """Deduplication parameters or a stored index do not fit."""
 
 
-class DedupParameterError(DedupError):
+class DedupParameterError(DedupError, UsageError):
     """A deduplication parameter is out of range or does not fit another one."""
 
 
