@@ -1,0 +1,256 @@
+"""Checkpoints: every rank writes its own shards by name, any layout reads them back.
+
+`save` copies the state to host memory and returns; a thread writes it with torch's distributed checkpoint over its
+own process group. A checkpoint is written under a temporary name, made durable, renamed, and only then named in
+`latest`: after a crash, a full disk or a dead rank the former one is still in use. Memory: one host copy of this
+rank's weights and optimizer state while a save runs.
+
+A folder holds `step_00000010/` (torch's `.metadata` and `*.distcp`, and `state.json`) and `latest`. Weights are
+stored under `model.NAME`, Adam's moments under `optimizer.NAME.exp_avg` and `.exp_avg_sq`, float32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from mmdata_train.checkpoint_format import SafeReader, read_index
+from mmdata_train.errors import CheckpointError
+from mmdata_train.loss import to_local
+from mmdata_train.model.decoder import canonical_name
+from mmdata_train.step import Engine
+
+FORMAT = 1
+LATEST = "latest"
+STATE = "state.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STEP_FOLDER = re.compile(r"step_\d{8,}")
+
+
+def step_folder(step: int) -> str:
+    """Name of the checkpoint after `step` steps."""
+    return f"step_{step:08d}"
+
+
+def write_durably(path: Path, text: str) -> None:
+    """The file holds the old text or the new one, never a part."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint `latest` names, None where there is none. Raises CheckpointError when that one is gone."""
+    pointer = folder / LATEST
+    if not pointer.is_file():
+        return None
+    name = pointer.read_text(encoding="utf-8").strip()
+    found = folder / name
+    if STEP_FOLDER.fullmatch(name) is None or not (found / STATE).is_file():
+        whole = sorted(path.name for path in folder.glob("step_*") if (path / STATE).is_file())
+        raise CheckpointError(
+            f"{pointer} names {name!r}, which is not a whole checkpoint; whole ones: {', '.join(whole) or 'none'}"
+        )
+    return found
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The small state beside the tensors. Raises CheckpointError."""
+    path = checkpoint / STATE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is of another format; this version reads format {FORMAT}")
+    return state
+
+
+def named_state(engine: Engine, *, optimizer: bool = True) -> Iterator[tuple[str, Tensor, bool]]:
+    """(stored name, tensor, whether it is a tied head's second copy) of this rank's weights and moments.
+
+    The second copy has the stored name of the embedding.
+    """
+    for name, weight in engine.model.named_parameters():
+        stored, second = canonical_name(engine.model.config, name), engine.tied.is_second_copy(weight)
+        yield f"model.{stored}", weight.detach(), second
+        if optimizer and engine.optimizer is not None and weight.requires_grad:
+            for moment in MOMENTS:
+                yield f"optimizer.{stored}.{moment}", engine.optimizer.state[weight][moment], second
+
+
+def fill_optimizer_state(engine: Engine, steps: float | None = None) -> None:
+    """Make Adam's state where it is not made yet, and set its step count if given."""
+    if engine.optimizer is None:
+        return
+    for group in engine.optimizer.param_groups:
+        for weight in group["params"]:
+            state = engine.optimizer.state[weight]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+                state.update({moment: torch.zeros_like(weight) for moment in MOMENTS})
+            if steps is not None:
+                state["step"].fill_(steps)
+
+
+def optimizer_steps(engine: Engine) -> float:
+    """Updates Adam has made; skipped steps do not count."""
+    if engine.optimizer is None:
+        return 0.0
+    return next((float(state["step"]) for state in engine.optimizer.state.values()), 0.0)
+
+
+@dataclass(slots=True)
+class Checkpointer:
+    """Saves and loads one run's checkpoints. Made on every rank together: it owns a process group for its thread."""
+
+    folder: Path
+    keep: int = 3
+    in_background: bool = True
+    group: dist.ProcessGroup | None = field(init=False)
+    _thread: threading.Thread | None = None
+    _problem: list[BaseException] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.group = dist.new_group(backend="gloo")
+        if dist.get_rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob("step_*.tmp"):
+                shutil.rmtree(left)
+        dist.barrier(group=self.group)
+
+    def save(self, engine: Engine, state: dict[str, Any], *, best: bool = False) -> None:
+        """Begin writing the checkpoint of `state["step"]`; waits for the former save first.
+
+        Raises CheckpointError if that one failed.
+        """
+        self.wait()
+        fill_optimizer_state(engine)
+        tensors = {
+            name: tensor.detach().to("cpu", copy=True) for name, tensor, second in named_state(engine) if not second
+        }
+        full = {
+            "format": FORMAT, **state, "optimizer_steps": optimizer_steps(engine), "scaler": engine.scaler.state(),
+            "skipped_in_a_row": engine.skipped_in_a_row, "torch": torch.__version__,
+        }  # fmt: skip
+        self._thread = threading.Thread(target=self._write, args=(tensors, full, best), name="checkpoint")
+        self._thread.start()
+        if not self.in_background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the save in progress. Raises CheckpointError when it failed; the former one is in use then."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._problem:
+            problem = self._problem.pop()
+            self._problem.clear()
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} could not be written ({problem}); the former one is still in use:"
+                " free disk space, or look at the first failing rank"
+            ) from problem
+
+    def _write(self, tensors: dict[str, Tensor], state: dict[str, Any], best: bool) -> None:
+        target = self.folder / step_folder(int(state["step"]))
+        temporary = target.with_name(f"{target.name}.tmp")
+        published = torch.zeros((), dtype=torch.int64)
+        try:
+            save_distributed(
+                tensors, storage_writer=FileSystemWriter(temporary, sync_files=True), process_group=self.group
+            )
+            try:
+                if dist.get_rank() == 0:
+                    self._publish(temporary, target, state, best)
+                    published.fill_(1)
+            finally:
+                # Whatever happened on rank 0, the others are waiting to hear of it.
+                dist.broadcast(published, src=0, group=self.group)
+            if not published:
+                raise CheckpointError("rank 0 could not publish it")
+        except BaseException as error:  # kept for wait(): a thread has nobody to raise to
+            self._problem.append(error)
+            if dist.get_rank() == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    def _publish(self, temporary: Path, target: Path, state: dict[str, Any], best: bool) -> None:
+        write_durably(temporary / STATE, json.dumps(state, indent=1, ensure_ascii=False))
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.replace(target)
+        _sync_folder(self.folder)
+        write_durably(self.folder / LATEST, target.name)
+        if best:
+            write_durably(self.folder / "best", target.name)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Delete all but the newest `keep` and those `latest` and `best` name."""
+        whole = sorted(path for path in self.folder.glob("step_*") if STEP_FOLDER.fullmatch(path.name))
+        named = {
+            pointer.read_text(encoding="utf-8").strip()
+            for pointer in (self.folder / LATEST, self.folder / "best")
+            if pointer.is_file()
+        }
+        for path in whole[: -self.keep]:
+            if path.name not in named:
+                shutil.rmtree(path)
+
+    def load(self, engine: Engine, checkpoint: Path, *, weights_only: bool = False) -> dict[str, Any]:
+        """Fill weights, and unless `weights_only` optimizer and scaler, from any layout's checkpoint; returns its
+        state.
+
+        Raises CheckpointError naming the first tensor that is missing or has another shape. A collective.
+        """
+        state = read_state(checkpoint)
+        stored = read_index(checkpoint).state_dict_metadata
+        if not weights_only:
+            fill_optimizer_state(engine, float(state["optimizer_steps"]))
+        tensors: dict[str, Tensor] = {}
+        second_copies = []
+        for name, tensor, _ in named_state(engine, optimizer=not weights_only):
+            size = getattr(stored.get(name), "size", None)
+            if size is None or tuple(size) != tuple(tensor.shape):
+                found = "missing" if size is None else f"{list(size)}"
+                raise CheckpointError(
+                    f"{checkpoint}: {name} is {found}, this model needs {list(tensor.shape)}; is `model` the same?"
+                )
+            if name in tensors:
+                second_copies.append((name, tensor))
+            else:
+                tensors[name] = tensor
+        load_distributed(dict(tensors), storage_reader=SafeReader(checkpoint), process_group=self.group)
+        for name, tensor in second_copies:
+            to_local(tensor).copy_(to_local(tensors[name]))
+        if not weights_only:
+            engine.scaler.load(state["scaler"])
+            engine.skipped_in_a_row = int(state["skipped_in_a_row"])
+        return state
