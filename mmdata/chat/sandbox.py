@@ -67,7 +67,7 @@ class _Generator(CodeGenerator):
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat((")
         for item in node.nodes:
-            self.write("str(")
+            self.write("environment.finalize(")
             self.visit(item, frame)
             self.write("), ")
         self.write("))")
@@ -100,10 +100,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["%"])
 
     def __init__(self, today: date | None = None) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=text_of,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+        )
         self.tracer: Any = None
         self.filters = {name: self._filter(name, function) for name, function in self.filters.items()}
-        self.filters.update(tojson=_tojson, join=_join, string=str, safe=str, trim=_trim)
+        self.filters.update(tojson=_tojson, join=_join, replace=_replace, trim=_trim)
+        self.filters.update(string=text_of, safe=text_of)
         self.globals.update(
             raise_exception=_raise_exception,
             strftime_now=_clock(today),
@@ -199,8 +205,33 @@ def _tojson(
     return to_json(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def text_of(value: Any) -> str:
+    """What a template prints for a value; inside lists and dicts too, the record's texts stay the record's.
+
+    Raises ChatTemplateError for objects whose text cannot be followed.
+    """
+    if isinstance(value, str):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, jinja2.Undefined)):
+        return str(value)
+    if isinstance(value, (list, tuple, dict)):
+        tracer = find_tracer(value)
+        if tracer is not None:
+            return str(untraceable(tracer, "print", str(pin(value)), (value,)))
+        return str(value)
+    raise ChatTemplateError(f"the template prints a {type(value).__name__}; print its items instead")
+
+
 def _trim(value: Any, chars: str | None = None) -> Any:
-    return (value if isinstance(value, str) else str(value)).strip(chars)
+    return text_of(value).strip(chars)
+
+
+def _replace(value: Any, old: str, new: str, count: int | None = None) -> Any:
+    text, times = text_of(value), -1 if count is None else count
+    tracer = find_tracer([text, old, new])
+    if tracer is None:
+        return text.replace(old, new, times)
+    return TracedStr.make(tracer, segments_of(text)).replace(old, new, times)
 
 
 @jinja2.pass_environment
@@ -209,7 +240,7 @@ def _join(environment: Any, values: Any, d: str = "", attribute: Any = None) -> 
         values = [environment.getattr(value, attribute) for value in values]
     parts: list[Any] = []
     for number, value in enumerate(values):
-        parts += [d, str(value)] if number else [str(value)]
+        parts += [d, text_of(value)] if number else [text_of(value)]
     return environment.concat(parts)
 
 
