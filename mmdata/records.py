@@ -6,6 +6,8 @@ Documents by a function the caller passes in, so that reading does not depend on
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -70,6 +72,23 @@ def parse_block(block: Block, options: RecordOptions, parse_record: RecordParser
     """
     if parse_record is None and options.format != "text":
         raise UsageError(f"records of format {options.format} need a parser for chat records")
+    with _collector_paused():
+        return _parse(block, options, parse_record)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Nothing parsed is a cycle, and looking for cycles among ten thousands of short records costs as much again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _parse(block: Block, options: RecordOptions, parse_record: RecordParser | None) -> ParsedBlock:
     if block.kind == "txt":
         return _parse_texts(block, options, parse_record)
     if block.kind == "parquet":

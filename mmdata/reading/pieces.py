@@ -101,9 +101,7 @@ def cut_paragraphs(chunks: Iterator[bytes], limits: Limits, offset: int, line: i
     held: list[bytes] = []
     first_line, start = line, offset
     for lines in cut_lines(chunks, limits, offset, line):
-        cut = 0
-        for blank in BLANK_LINE.finditer(lines.data):
-            cut = blank.end()
+        cut = _behind_last_blank_line(lines.data)
         if cut:
             held.append(lines.data[:cut])
             next_line = lines.first_line + lines.data.count(b"\n", 0, cut)
@@ -114,6 +112,17 @@ def cut_paragraphs(chunks: Iterator[bytes], limits: Limits, offset: int, line: i
     if held:
         data = b"".join(held)
         yield Piece(first_line, start, start + len(data), data, first_line + data.count(b"\n"), last=True)
+
+
+def _behind_last_blank_line(data: bytes) -> int:
+    """Where the last blank line that a line feed ends is over; 0 when there is none. `data` starts with a line."""
+    stop = data.rfind(b"\n")
+    while stop >= 0:
+        before = data.rfind(b"\n", 0, stop)
+        if not data[before + 1 : stop].strip():
+            return stop + 1
+        stop = before
+    return 0
 
 
 def cut_whole(chunks: Iterator[bytes]) -> Iterator[Piece]:

@@ -6,6 +6,7 @@ however the parent ended.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -50,6 +51,7 @@ def serve(tasks: Connection, answers: Connection, build: Message) -> None:
     threading.Thread(target=_read_ahead, args=(tasks, inbox), daemon=True).start()
     try:
         function: Callable[[Any], Any] = build.load()()
+        gc.freeze()  # what was built stays: no use in looking through it for garbage again and again
     except BaseException as fault:
         send(answers, pack(Answer(-1, fault=portable(fault))))
         return
