@@ -46,12 +46,12 @@ def key_of(facts: Mapping[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(canonical_json({"code": CODE_VERSION, **facts})))
 
 
-def content_hash(content: NDArray[np.uint8]) -> str:
-    """xxh3-128 of the content; beyond 16 MiB, of its size and 256 pieces of 64 KiB, spread evenly."""
-    if content.size <= _HASHED_WHOLE:
+def content_hash(content: NDArray[np.uint8], budget: int = _HASHED_WHOLE) -> str:
+    """xxh3-128 of the content; beyond `budget` bytes, of its size and of pieces of 64 KiB, spread evenly, as many."""
+    if content.size <= budget:
         return str(xxhash.xxh3_128_hexdigest(content.data))
     state = xxhash.xxh3_128(str(content.size).encode())
-    for start in np.linspace(0, content.size - _PIECE, _HASHED_WHOLE // _PIECE).astype(np.int64).tolist():
+    for start in np.linspace(0, content.size - _PIECE, budget // _PIECE).astype(np.int64).tolist():
         state.update(content[start : start + _PIECE].data)
     return str(state.hexdigest())
 
