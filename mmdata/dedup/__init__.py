@@ -1,1 +1,45 @@
-"""Placeholder for the dedup package."""
+"""Deduplication: exact and MinHash with exact verification, an incremental index, decontamination, test-set sampling.
+
+The package is callable: `mmdata.dedup(inputs, output)` is `mmdata.dedup.dedup(inputs, output)`. Names load on first
+use. docs/dedup.md explains the rule, the numbers and the files.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mmdata._callable import make_callable
+
+if TYPE_CHECKING:
+    from mmdata.dedup.barrier import Barrier as Barrier
+    from mmdata.dedup.corpus import DedupReport as DedupReport
+    from mmdata.dedup.corpus import dedup as dedup
+    from mmdata.dedup.decide import DedupRun as DedupRun
+    from mmdata.dedup.in_memory import find_duplicates as find_duplicates
+    from mmdata.dedup.index import DedupIndex as DedupIndex
+    from mmdata.dedup.params import DedupParams as DedupParams
+    from mmdata.dedup.signer import Signer as Signer
+
+_HOMES = {
+    "Barrier": "mmdata.dedup.barrier",
+    "DedupIndex": "mmdata.dedup.index",
+    "DedupParams": "mmdata.dedup.params",
+    "DedupReport": "mmdata.dedup.corpus",
+    "DedupRun": "mmdata.dedup.decide",
+    "Signer": "mmdata.dedup.signer",
+    "dedup": "mmdata.dedup.corpus",
+    "find_duplicates": "mmdata.dedup.in_memory",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'mmdata.dedup' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(import_module(home), name)
+
+
+make_callable(__name__)

@@ -1,0 +1,245 @@
+"""The barrier as one object: spool, keys and origins on the way in; decisions, drops and statistics on the way out.
+
+    block = sign_documents(documents, signer, policy)       # in a worker
+    barrier.take(block)                                      # in the parent, in input order
+    state = barrier.checkpoint()                             # JSON; Barrier(..., state=state) goes on from it
+    for frame in barrier.decide(): ...                       # frame numbers, kept flags and drops, in input order
+
+Everything lies in one work folder; `close` deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, remove_scratch
+from mmdata.dedup.decisions import Decisions
+from mmdata.dedup.index import DedupIndex, Identity
+from mmdata.dedup.keeper import KeeperPolicy
+from mmdata.dedup.origins import Origins
+from mmdata.dedup.params import DedupParams
+from mmdata.dedup.signer import Signed, Signer
+from mmdata.dedup.spool import SpoolReader, SpoolSource, SpoolWriter, pack_frame
+from mmdata.dedup.statistics import INDEX, DedupStatistics, SampledPair
+from mmdata.document import Document, Drop
+from mmdata.reading.excerpt import mask
+
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+EXCERPT = 400
+FIRST = KeeperPolicy()
+DECIDING = "deciding"
+"""A file that says the keys may be gone, since deciding consumes them."""
+REASONS = {"minhash": "near_duplicate", "exact": "exact_duplicate"}
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierOptions:
+    """policy: which copy is kept. memory: bytes for sorting. index: documents kept by earlier runs, or None."""
+
+    policy: KeeperPolicy = FIRST
+    memory: int = DEFAULT_MEMORY
+    index: DedupIndex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBlock:
+    """What a worker hands to the parent for one block of documents; arrays have one row a document."""
+
+    frame: bytes
+    signed: Signed
+    order_keys: F64 | None
+    input_numbers: I64
+    lines: I64
+
+
+def sign_documents(documents: Sequence[Document], signer: Signer, policy: KeeperPolicy) -> SignedBlock:
+    """Sign and pack documents; pure."""
+    count = len(documents)
+    return SignedBlock(
+        pack_frame(documents),
+        signer.sign([document.text for document in documents]),
+        policy.order_keys(documents) if policy.ranks else None,
+        np.fromiter((document.input_number for document in documents), np.int64, count),
+        np.fromiter((document.line for document in documents), np.int64, count),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDecision:
+    """Decisions for the documents of one spool frame. kept_names: `path:line` of the kept document, None if kept."""
+
+    frame: int
+    first_document: int
+    kept_of: I64
+    similarity: F64
+    kept_names: list[str | None]
+
+    @property
+    def kept(self) -> NDArray[np.bool_]:
+        """True where the document stays."""
+        return np.equal(self.kept_of, -1)
+
+
+class Barrier:
+    """One deduplication with its files in `folder`; see the module's docstring for the order of calls."""
+
+    def __init__(
+        self,
+        folder: Path,
+        params: DedupParams,
+        options: BarrierOptions | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        """state: from `checkpoint`; raises DedupStateError when the files do not reach as far."""
+        self.folder, self.params = folder, params
+        self.options = options if options is not None else BarrierOptions()
+        folder.mkdir(parents=True, exist_ok=True)
+        states = state or {}
+        self.signer = Signer(params)
+        self.run = DedupRun(params, folder, self.options.memory, Rule(ranked=self.options.policy.ranks))
+        again = state is not None and (folder / DECIDING).exists()
+        if state is None or again:
+            for path in [*folder.glob("*.pairs"), folder / "order.f8"]:
+                path.unlink(missing_ok=True)
+        else:
+            self.run.resume(states["run"])
+        self.spool = SpoolWriter(self.spool_path, states.get("spool"))
+        self.origins = Origins(folder / "origins", states.get("origins"))
+        self.statistics = DedupStatistics(params, folder)
+        self._decisions: Decisions | None = None
+        if again:
+            self._sign_again()
+        (folder / DECIDING).unlink(missing_ok=True)
+
+    @property
+    def spool_path(self) -> Path:
+        """Where workers read documents back from, with SpoolReader."""
+        return self.folder / "spool"
+
+    def take(self, block: SignedBlock) -> None:
+        """Add the next block."""
+        self.spool.append(block.frame)
+        self.run.add(block.signed, block.order_keys)
+        self.origins.append(block.input_numbers, block.lines)
+
+    def _sign_again(self) -> None:
+        """Make the keys anew from the spool, for a run that was killed while it decided."""
+        with SpoolReader(self.spool_path) as reader:
+            for frame in range(len(reader)):
+                documents = reader.documents(frame)
+                signed = self.signer.sign([document.text for document in documents])
+                self.run.add(signed, self.options.policy.order_keys(documents) if self.options.policy.ranks else None)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Make everything taken durable; JSON. The last one before `decide` stays good while deciding."""
+        return {
+            "run": self.run.checkpoint(),
+            "spool": self.spool.checkpoint(),
+            "origins": self.origins.checkpoint(),
+        }
+
+    def decide(
+        self, source_names: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Iterator[FrameDecision]:
+        """Decide, then yield each frame's decisions in input order, counting them into `statistics`.
+
+        source_names: the inputs' paths by number. progress: see DedupRun.decide.
+        """
+        self.spool.close()
+        (self.folder / DECIDING).touch()
+        with SpoolReader(self.spool_path) as reader:
+            source = SpoolSource(reader, self.signer)
+            self._decisions = self.run.decide(source, self.options.index, progress, self.signer.native)
+            self.statistics.uncounted, self.statistics.compared = self.run.uncounted, self.run.compared
+            yield from self._frames(reader, self._decisions, source_names)
+            self.statistics.pairs = [self._pair(reader, source_names, *pair) for pair in self.statistics.sampled()]
+
+    def _frames(
+        self, reader: SpoolReader, decisions: Decisions, source_names: Sequence[str]
+    ) -> Iterator[FrameDecision]:
+        ranges = decisions.ranges()
+        start, kept_of, similarity = 0, np.zeros(0, dtype=np.int64), np.zeros(0)
+        for frame in range(len(reader)):
+            low, high = reader.first_document(frame), reader.first_document(frame + 1)
+            while high > start + len(kept_of):
+                following = next(ranges)
+                keep = low - start
+                kept_of = np.concatenate([kept_of[keep:], following.kept_of])
+                similarity = np.concatenate([similarity[keep:], following.similarity])
+                start = low
+            span = slice(low - start, high - start)
+            yield self._frame(frame, low, kept_of[span], similarity[span], source_names)
+
+    def _frame(self, frame: int, low: int, kept_of: I64, similarity: F64, source_names: Sequence[str]) -> FrameDecision:
+        names: list[str | None] = [None] * len(kept_of)
+        kept_sources = []
+        for place in np.flatnonzero(kept_of != -1).tolist():
+            number, names[place] = self._named(int(kept_of[place]), source_names)
+            kept_sources.append(number)
+        sources = self.origins.inputs(low, low + len(kept_of))
+        self.statistics.count(low, sources, kept_of, similarity, np.array(kept_sources, dtype=np.int64))
+        return FrameDecision(frame, low, kept_of, similarity, names)
+
+    def _named(self, kept: int, source_names: Sequence[str]) -> tuple[int, str]:
+        """(source number, `path:line`) of a kept document of this run or of the index."""
+        if kept >= 0:
+            number, line = self.origins.lookup(kept)
+            return number, f"{source_names[number]}:{line}"
+        assert self.options.index is not None, "negative numbers come from an index"
+        identity = self.options.index.identity(-2 - kept)
+        return INDEX, f"{identity.path}:{identity.line}"
+
+    def _pair(
+        self, reader: SpoolReader, source_names: Sequence[str], document: int, kept: int, exact: float
+    ) -> SampledPair:
+        """Both texts in excerpts; an index has no text, so there only the names and the exact similarity are known."""
+        dropped_text = reader.texts([document], 1)[0]
+        kept_text, estimated = "", exact
+        if kept >= 0:
+            kept_text = reader.texts([kept], 1)[0]
+            if self.params.method == "minhash":
+                signatures = self.signer.signatures([dropped_text, kept_text])
+                estimated = float(np.mean(signatures[0] == signatures[1]))
+        names = self._named(document, source_names)[1], self._named(kept, source_names)[1]
+        return SampledPair(*names, exact, estimated, mask(dropped_text[:EXCERPT]), mask(kept_text[:EXCERPT]))
+
+    def add_to_index(self, name: str = "") -> None:
+        """Put every kept document into the index; after all of `decide` was read. See IndexBatch.commit for name."""
+        index = self.options.index
+        assert index is not None and self._decisions is not None, "decide first, with an index"
+        with SpoolReader(self.spool_path) as reader, index.begin() as batch:
+            flags = (bool(kept) for part in self._decisions.ranges() for kept in part.kept)
+            for frame in range(len(reader)):
+                kept = [document for document in reader.documents(frame) if next(flags)]
+                texts = [document.text for document in kept]
+                identities = [Identity(document.path, document.line, document.id) for document in kept]
+                if texts:
+                    batch.add(identities, self.signer.sign(texts), self.signer.sets(texts))
+            batch.commit(name)
+
+    def close(self) -> None:
+        """Close and delete everything in the work folder."""
+        self.suspend()
+        remove_scratch(self.folder)
+
+    def suspend(self) -> None:
+        """Close the files and leave them, for a run that continues from its checkpoint."""
+        self.spool.close()
+        self.origins.close()
+
+
+def drop_of(document: Document, decision: FrameDecision, place: int, params: DedupParams) -> Drop:
+    """The account of one dropped document, the `place`-th of its frame."""
+    similarity = float(decision.similarity[place])
+    return Drop(
+        path=document.path, input_number=document.input_number, line=document.line, id=document.id, stage="dedup",
+        reason=REASONS[params.method], value=similarity, limit=1.0 if params.method == "exact" else params.threshold,
+        kept=decision.kept_names[place], similarity=similarity,
+    )  # fmt: skip
