@@ -10,8 +10,9 @@ from typing import Protocol
 
 from mmdata.errors import OutputExistsError, ShardError
 from mmdata.indexed import checks
-from mmdata.indexed.durable import FileDigest, digest_buffer, digest_file
+from mmdata.indexed.durable import FileDigest, digest_file
 from mmdata.indexed.manifest import Manifest, write_manifest
+from mmdata.indexed.mapping import forget
 from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, idx_path, key_suffix, manifest_path, sidecar_prefix
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.verify import verify_shard
@@ -84,7 +85,7 @@ def adopt_shard(
 
 
 def _digests(name: str, dataset: IndexedDataset, sides: list[str]) -> dict[str, FileDigest]:
-    files = {"bin": digest_buffer(dataset.tokens), "idx": dataset.index_digest()}
+    files = {"bin": digest_file(bin_path(name)), "idx": dataset.index_digest()}
     for side in sides:
         prefix = sidecar_prefix(name, side)
         files |= {f"{side}.bin": digest_file(bin_path(prefix)), f"{side}.idx": digest_file(idx_path(prefix))}
@@ -102,6 +103,7 @@ def eod_was_appended(dataset: IndexedDataset, eod_id: int | None) -> bool | None
         final = ends[ends > begins] - 1
         filled += int(final.size)
         ended += int((tokens[final] == eod_id).sum())
+        forget(tokens[int(begins[0]) : int(ends[-1])])
     if ended == 0:
         return False
     inside = checks.read_tokens(tokens, None, eod_id, hashed=False).eods - ended

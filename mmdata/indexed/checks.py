@@ -24,6 +24,7 @@ from mmdata.errors import (
     TokenRangeError,
 )
 from mmdata.indexed.index import ShardIndex, negative_length, wrong_pointer
+from mmdata.indexed.mapping import forget
 
 BLOCK_ITEMS: Final = 1 << 18
 BLOCK_TOKENS: Final = 1 << 20
@@ -43,6 +44,7 @@ def length_fault(index: ShardIndex) -> ShardError | None:
         if bad.size:
             sequence = start + int(bad[0])
             return negative_length(index.path, sequence, int(index.lengths[sequence]))
+        index.forget()
     return None
 
 
@@ -60,6 +62,7 @@ def pointer_fault(index: ShardIndex) -> ShardError | None:
             facts = f"begins at byte {found:,}, but the lengths before it add up to {int(wanted[first]):,}"
             return wrong_pointer(index.path, start + first, facts)
         base += int(sums[-1])
+        index.forget()
     return None
 
 
@@ -83,6 +86,7 @@ def document_fault(index: ShardIndex) -> ShardError | None:
                 where=f"document {document:,}",
                 remedy=_REBUILD,
             )
+        index.forget()
     return None
 
 
@@ -140,6 +144,7 @@ def read_tokens(
             facts.bad += int(bad.size)
         if eod_id is not None:
             facts.eods += int(np.count_nonzero(block == eod_id))
+        forget(block)
     facts.xxh3_128 = state.hexdigest()
     return facts
 
@@ -182,6 +187,8 @@ def eod_fault(index: ShardIndex, tokens: NDArray[Any], eod_id: int, eods: int | 
         documents = np.flatnonzero(ends > begins)
         filled += int(documents.size)
         bad = documents[tokens[ends[documents] - 1] != eod_id]
+        forget(tokens[int(begins[0]) : int(ends[-1])])
+        index.forget()
         if bad.size:
             return EodPlacementError(
                 f"ends with token {int(tokens[ends[bad[0]] - 1])}, not with EOD {eod_id} as the manifest says",
@@ -201,6 +208,7 @@ def _inner_eod(index: ShardIndex, tokens: NDArray[Any], eod_id: int, surplus: in
             base = int(begins[0])
             at = np.flatnonzero(tokens[base + first : base + last] == eod_id) + base + first
             inner = at[~np.isin(at, ends - 1)]
+            forget(tokens[base + first : base + last])
             if inner.size:
                 document = start + int(np.searchsorted(ends, inner[0], side="right"))
                 return EodPlacementError(
@@ -221,6 +229,7 @@ def empty_sequence_fault(index: ShardIndex) -> ShardError | None:
         if empty.size and first < 0:
             first = start + int(empty[0])
         count += int(empty.size)
+        index.forget()
     if not count:
         return None
     return EmptySequenceError(
@@ -248,6 +257,9 @@ def spans_fault(index: ShardIndex, sidecar: ShardIndex, flat: NDArray[np.int32],
             at = int(bad.argmax())
             length = int(index.lengths[owner[at]])
             return _bad_spans(path, int(owner[at]), f"hold {starts[at]}, {ends[at]} for {length:,} tokens")
+        for part in (index, sidecar):
+            part.forget()
+        forget(pairs)
     return None
 
 
@@ -273,6 +285,8 @@ def origin_fault(sidecar: ShardIndex, flat: NDArray[np.int32], inputs: int | Non
         if bad.any():
             at = int(bad.argmax())
             return _bad_origin(path, first + at, f"is {rows[at].tolist()}, but the manifest has {inputs} inputs")
+        sidecar.forget()
+        forget(rows)
     return None
 
 

@@ -19,6 +19,7 @@ from mmdata.errors import OutputExistsError, SidecarMissingError
 from mmdata.indexed.checks import BLOCK_TOKENS, blocks, check_index_arrays, document_ends, origin_fault
 from mmdata.indexed.durable import remove
 from mmdata.indexed.manifest import Manifest
+from mmdata.indexed.mapping import forget
 from mmdata.indexed.paths import SIDECARS, bin_path, idx_path, shard_files, sidecar_prefix
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.shardset import ShardSet
@@ -105,6 +106,8 @@ class ShardCutter:
                         _gather(self.source, (first, last), chosen, part.main)
                         for side, writer in part.sidecars.items():
                             _gather(self._sides[side], (first, last), chosen, writer)
+                forget(rows)
+                self._forget()
             written = self._publish(list(parts.values()), how)
             stack.pop_all()
         self._remove_shards(stale)
@@ -119,7 +122,11 @@ class ShardCutter:
         fault = origin_fault(sidecar.index, sidecar.tokens, None, path)
         if fault is not None:
             raise fault
-        unknown = int(np.count_nonzero(sidecar.tokens[::ORIGIN_WIDTH] == UNKNOWN_INPUT))
+        unknown = 0
+        for first, last in blocks(sidecar.document_count):
+            rows = sidecar.tokens[ORIGIN_WIDTH * first : ORIGIN_WIDTH * last]
+            unknown += int(np.count_nonzero(rows[::ORIGIN_WIDTH] == UNKNOWN_INPUT))
+            forget(rows)
         if unknown:
             raise SidecarMissingError(f"the origin of {unknown:,} documents is unknown", path=path, remedy=remedy)
         return sidecar.tokens
@@ -134,6 +141,11 @@ class ShardCutter:
                 after = max(done + 1, fits)
                 yield start + done, start + after
                 done = after
+            self._forget()
+
+    def _forget(self) -> None:
+        for dataset in (self.source, *self._sides.values()):
+            dataset.index.forget()
 
     def _start(self, name: str) -> ShardSet:
         return ShardSet(
@@ -207,7 +219,9 @@ def _gather(source: IndexedDataset, run: tuple[int, int], chosen: NDArray[np.boo
     tokens = source.tokens[int(begins[0]) : int(ends[-1])]
     if chosen.all():
         writer.add_documents(tokens, lengths, per_document, modes)
+        forget(tokens)
         return
     kept = np.repeat(chosen, per_document)
     modes = None if modes is None else modes[kept]
     writer.add_documents(tokens[np.repeat(kept, lengths)], lengths[kept], per_document[chosen], modes)
+    forget(tokens)

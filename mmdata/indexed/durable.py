@@ -30,11 +30,6 @@ class FileDigest:
     xxh3_128: str
 
 
-def digest_buffer(buffer: Any) -> FileDigest:
-    """Size and hash of a contiguous buffer."""
-    return FileDigest(memoryview(buffer).nbytes, xxhash.xxh3_128_hexdigest(buffer))
-
-
 @contextmanager
 def disk_faults(path: str) -> Iterator[None]:
     """Turn the system's errors while writing `path` into DiskFullError or OutputError."""
@@ -196,7 +191,7 @@ class PartialFile:
             os.fsync(self._file.fileno())
 
     def seal(self, *, durable: bool = True) -> None:
-        """Flush (to the disk if `durable`) and close; raises OutputReplacedError when the name now belongs to another file."""
+        """Flush (to the disk if `durable`) and close; raises OutputReplacedError when the name is another's now."""
         if durable:
             self.sync()
         with disk_faults(self.path):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BinSizeError, DocumentIndexError, PointerError, SequenceLengthError, ShardNotFoundError
+from mmdata.indexed.durable import FileDigest
 from mmdata.indexed.layout import (
     DOCUMENT_DTYPE,
     HEADER_SIZE,
@@ -24,7 +25,7 @@ from mmdata.indexed.layout import (
     check_index_size,
     unpack_header,
 )
-from mmdata.indexed.mapping import map_file
+from mmdata.indexed.mapping import digest_mapped, forget, map_file
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,6 +48,14 @@ class ShardIndex:
         if self.header.sequences == 0:
             return 0
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self.header.dtype.itemsize
+
+    def forget(self) -> None:
+        """Take the index out of resident memory; walks do so after each block, to stay flat."""
+        forget(self.raw)
+
+    def digest(self) -> FileDigest:
+        """Size and hash of the whole index."""
+        return digest_mapped(self.raw)
 
 
 def open_index(path: str, multimodal: bool = False, *, shown: str | None = None) -> ShardIndex:

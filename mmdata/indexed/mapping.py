@@ -11,16 +11,19 @@ import ctypes
 import mmap
 import os
 import sys
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
+
+from mmdata.indexed.durable import BLOCK_BYTES, FileDigest
 
 _POSIX: Final = os.name == "posix"
 _HAS_TRACKFD: Final = sys.version_info >= (3, 13)
 
 
-def _load_mmap_calls() -> tuple[Any, Any]:
+def _load_mmap_calls() -> tuple[Any, Any, Any]:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [
@@ -32,10 +35,12 @@ def _load_mmap_calls() -> tuple[Any, Any]:
         ctypes.c_longlong,
     ]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc.mmap, libc.munmap
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc.mmap, libc.munmap, libc.madvise
 
 
-_CALLS: Final[tuple[Any, Any]] = _load_mmap_calls() if _POSIX else (None, None)
+_CALLS: Final[tuple[Any, Any, Any]] = _load_mmap_calls() if _POSIX else (None, None, None)
+_AROUND: Final = 4 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -46,7 +51,7 @@ class _Mapping:
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._address: int | None = None
-        map_region, self._unmap = _CALLS
+        map_region, self._unmap, _ = _CALLS
         address = map_region(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         if address is None or address == _FAILED:
             code = ctypes.get_errno()
@@ -75,6 +80,35 @@ def map_file(path: str) -> NDArray[np.uint8]:
         return np.frombuffer(_standard_map(descriptor, size), np.uint8)
     finally:
         os.close(descriptor)
+
+
+def forget(array: NDArray[Any]) -> None:
+    """Take the pages under a slice of a mapped file out of resident memory; the data stay and are read again on use.
+
+    For passes over whole files, whose resident memory would otherwise grow with the file. Does nothing to arrays
+    that are not mapped here (there the same call would wipe them), and nothing on Windows.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, _Mapping | mmap.mmap) or not _POSIX:
+        return
+    whole = np.asarray(owner) if isinstance(owner, _Mapping) else np.frombuffer(owner, np.uint8)
+    base = whole.ctypes.data
+    # A fault maps a whole large page of the cache (2 MiB), so the range reaches beyond the array, never beyond the map.
+    first = max(base, (array.ctypes.data - _AROUND) // mmap.PAGESIZE * mmap.PAGESIZE)
+    last = min(base + whole.nbytes, array.ctypes.data + array.nbytes + _AROUND)
+    _CALLS[2](first, last - first, mmap.MADV_DONTNEED)
+
+
+def digest_mapped(raw: NDArray[np.uint8]) -> FileDigest:
+    """Size and hash of a mapped file, in blocks that are forgotten at once."""
+    state = xxhash.xxh3_128()
+    for start in range(0, raw.size, 8 * BLOCK_BYTES):
+        block = raw[start : start + 8 * BLOCK_BYTES]
+        state.update(cast(Any, block))
+        forget(block)
+    return FileDigest(raw.size, state.hexdigest())
 
 
 def _standard_map(descriptor: int, size: int) -> mmap.mmap:

@@ -27,6 +27,7 @@ from mmdata.errors import (
 from mmdata.indexed.checks import blocks, check_index_arrays, origin_fault
 from mmdata.indexed.combine import InputNumbers, combine_manifests
 from mmdata.indexed.manifest import Manifest, read_manifest
+from mmdata.indexed.mapping import forget
 from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, manifest_path
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.shardset import ShardSet
@@ -192,6 +193,7 @@ def _copy_origins(source: IndexedDataset, part: _Part, numbers: InputNumbers, wr
             rows = sidecar.tokens[ORIGIN_WIDTH * first : ORIGIN_WIDTH * last].reshape(-1, ORIGIN_WIDTH).copy()
             known = rows[:, 0] >= 0
             rows[known, 0] = new_numbers[rows[known, 0]]
+            forget(sidecar.tokens[ORIGIN_WIDTH * first : ORIGIN_WIDTH * last])
         add_rows(writer, rows)
 
 
@@ -211,3 +213,4 @@ def _copy_spans(source: IndexedDataset, part: _Part, writer: ShardWriter) -> Non
     for first, last in blocks(source.document_count):
         flat, counts = whole_spans(lengths[int(documents[first]) : int(documents[last])])
         writer.add_documents(flat, counts, np.diff(documents[first : last + 1]))
+        source.index.forget()

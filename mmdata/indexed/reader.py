@@ -23,7 +23,7 @@ from mmdata.errors import (
     SidecarMismatchError,
     SidecarMissingError,
 )
-from mmdata.indexed.durable import FileDigest, digest_buffer
+from mmdata.indexed.durable import FileDigest
 from mmdata.indexed.index import ShardIndex, check_bin_size, items, negative_length, open_index, wrong_pointer
 from mmdata.indexed.layout import LENGTH_DTYPE, POINTER_DTYPE
 from mmdata.indexed.manifest import Manifest, parse_manifest, read_manifest
@@ -129,7 +129,7 @@ class IndexedDataset:
 
     def index_digest(self) -> FileDigest:
         """Size and xxh3-128 of `.idx`: a key for caches of anything derived from lengths. Reads the whole index."""
-        return digest_buffer(self._index.raw)
+        return self._index.digest()
 
     # Sequences.
 
@@ -145,9 +145,11 @@ class IndexedDataset:
 
         Raises SequenceRangeError (an IndexError), PointerError, SequenceLengthError, ShortReadError.
         """
-        if type(index) is not int or index < 0 or index >= self._count:
+        if type(index) is not int:
             if isinstance(index, slice):
                 return self._slice(range(*index.indices(self._count)))
+            index = _number(index, "sequence")
+        if not 0 <= index < self._count:
             index = self._position(index, self._count, "sequence")
         start = self._pointers[index]
         after = self._pointers[index + 1] if index + 1 < self._count else self._size
@@ -298,10 +300,7 @@ class IndexedDataset:
     # Access checks.
 
     def _position(self, index: Any, count: int, what: str) -> int:
-        try:
-            number = operator.index(index)
-        except TypeError as error:
-            raise TypeError(f"{what} numbers are integers or slices, not {type(index).__name__}") from error
+        number = _number(index, what)
         if not -count <= number < count:
             raise SequenceRangeError(f"there is no {what} {number:,}; the shard has {count:,}", path=self.prefix)
         return number + count if number < 0 else number
@@ -366,6 +365,13 @@ class IndexedDataset:
             f"IndexedDataset({self.prefix!r}, {self._count:,} sequences, {self.document_count:,} documents, "
             f"{self.token_count:,} tokens of {self.dtype.name})"
         )
+
+
+def _number(index: Any, what: str) -> int:
+    try:
+        return operator.index(index)
+    except TypeError as error:
+        raise TypeError(f"{what} numbers are integers or slices, not {type(index).__name__}") from error
 
 
 def _reopen(prefix: str, multimodal: bool, cache_dir: str | None) -> IndexedDataset:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from mmdata.errors import ChecksumError, RepairError, ShardError
 from mmdata.indexed import checks
 from mmdata.indexed.adopt import TokenizerFacts, adopt_shard
-from mmdata.indexed.durable import FileDigest, digest_buffer, disk_faults, remove, sync_directory
+from mmdata.indexed.durable import FileDigest, digest_file, disk_faults, remove, sync_directory
 from mmdata.indexed.index import ShardIndex, read_index_arrays
 from mmdata.indexed.layout import Header, stored_dtype
 from mmdata.indexed.manifest import Manifest, read_manifest
-from mmdata.indexed.mapping import map_file
+from mmdata.indexed.mapping import forget, map_file
 from mmdata.indexed.paths import PARTIAL, bin_path, clean_prefix, idx_path, manifest_path
 from mmdata.indexed.spool import IndexSpool
 from mmdata.indexed.verify import verify_shard
@@ -62,7 +62,7 @@ def repair_shard(
                 path=bin_path(name),
                 remedy="tokens are lost or foreign: copy the file again, or tokenize again",
             )
-        if found is None and manifest is not None and digest_buffer(index.raw) != manifest.files.get("idx"):
+        if found is None and manifest is not None and index.digest() != manifest.files.get("idx"):
             found = ChecksumError("the index is not the manifest's", path=index.path)
         if found is not None:
             actions.append(_repair_index(name, index, raw, manifest, found))
@@ -113,7 +113,7 @@ def _rebuild_from_eods(name: str, raw: NDArray[np.uint8], manifest: Manifest | N
     wanted_bin, wanted_idx = manifest.files.get("bin"), manifest.files.get("idx")
     if wanted_bin is None or wanted_idx is None:
         raise _impossible(path, fault, "the manifest does not have the hashes of `.bin` and `.idx`")
-    if digest_buffer(raw) != wanted_bin:
+    if digest_file(bin_path(name)) != wanted_bin:
         raise _impossible(path, fault, "`.bin` is not the one of the manifest either")
     dtype = stored_dtype(manifest.dtype)
     if raw.size % dtype.itemsize:
@@ -172,6 +172,7 @@ def _fill_from_eods(tokens: NDArray[Any], eod_id: int, spool: IndexSpool) -> Non
             spool.add_sequences(np.diff(ends, prepend=done))
             spool.add_ends(np.arange(spool.documents + 1, spool.documents + ends.size + 1))
             done = int(ends[-1])
+        forget(tokens[first:last])
 
 
 def _restore_manifest(name: str, tokenizer_info: TokenizerFacts | None, multimodal: bool) -> str:

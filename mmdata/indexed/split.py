@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mmdata.errors import UsageError
 from mmdata.indexed.checks import blocks, document_ends
 from mmdata.indexed.cutter import ShardCutter, SplitPart
+from mmdata.indexed.index import ShardIndex
 from mmdata.indexed.manifest import read_manifest
 from mmdata.indexed.paths import clean_prefix, key_suffix
 from mmdata.indexed.reader import IndexedDataset
@@ -170,9 +171,15 @@ def split_shard(
     return cutter.cut([(names[number], (starts[number], ends[number])) for number in kept], how, stale)
 
 
+def _token_ends(index: ShardIndex) -> Iterator[NDArray[np.int64]]:
+    for first, last in blocks(index.header.entries - 1):
+        yield document_ends(index, first, last)[1]
+        index.forget()
+
+
 def _split_by_size(cutter: ShardCutter, head: str, tail: str, max_tokens: int) -> list[SplitPart]:
     source = cutter.source
-    ends = size_bounds((document_ends(source.index, a, b)[1] for a, b in blocks(source.document_count)), max_tokens)
+    ends = size_bounds(_token_ends(source.index), max_tokens)
     runs = zip([0, *ends[:-1]], ends, strict=True)
     numbered = [(f"{head}{number:05d}{tail}", run) for number, run in enumerate(runs)]
     stale: list[str] = []

@@ -26,7 +26,7 @@ from mmdata.errors import (
     UsageError,
 )
 from mmdata.indexed import checks
-from mmdata.indexed.durable import FileDigest, digest_buffer
+from mmdata.indexed.durable import FileDigest, digest_file
 from mmdata.indexed.index import ShardIndex, check_bin_size, read_index_arrays
 from mmdata.indexed.manifest import Manifest, read_manifest
 from mmdata.indexed.mapping import map_file
@@ -117,7 +117,7 @@ def verify_shard(
     if manifest is not None:
         vocab_size, eod_id = manifest.vocab_size, manifest.eod_id if manifest.eod_appended else None
         result.add(*manifest_faults(index, opened.tokens.nbytes, manifest))
-        result.add(_digest_fault(manifest, "idx", digest_buffer(index.raw), index.path))
+        result.add(_digest_fault(manifest, "idx", index.digest(), index.path))
     _verify_tokens(opened, manifest, (vocab_size, eod_id), result)
     _verify_sidecars(name, index, manifest, result)
     return result
@@ -267,8 +267,8 @@ def _verify_sidecar(name: str, side: str, index: ShardIndex, manifest: Manifest 
         )
         return
     if manifest is not None:
-        result.add(_digest_fault(manifest, f"{name}.idx", digest_buffer(sidecar.raw), sidecar.path))
-        result.add(_digest_fault(manifest, f"{name}.bin", digest_buffer(opened.tokens), opened.path))
+        result.add(_digest_fault(manifest, f"{name}.idx", sidecar.digest(), sidecar.path))
+        result.add(_digest_fault(manifest, f"{name}.bin", digest_file(opened.path), opened.path))
     if name == "loss_spans":
         result.add(checks.spans_fault(index, sidecar, opened.tokens, opened.path))
     else:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mmdata.errors import CheckpointError, LengthMismatchError, OutputError
 from mmdata.indexed.durable import FileDigest, PartialFile, digest_file, disk_faults, remove, stage_beside
+from mmdata.indexed.mapping import forget
 from mmdata.indexed.paths import PARTIAL, bin_path, clean_prefix, idx_path
 from mmdata.indexed.publish import SealedShard, publish_shard, refuse_existing
 from mmdata.indexed.reader import IndexedDataset
@@ -212,15 +213,18 @@ class ShardWriter:
             self._bin.append(
                 np.ascontiguousarray(piece if widens else self._range.checked(piece, self.prefix), self.dtype)
             )
+            forget(piece)
         self.tokens += end - begin
         modes = source.sequence_modes
         for start in range(low, high, _PIECE):
             stop = min(start + _PIECE, high)
             part = modes[start:stop] if modes is not None and self._multimodal else None
             self._spool.add_sequences(source.sequence_lengths[start:stop], part)
+            source.index.forget()
         shift = self._spool.sequences - high
         for start in range(1, entries.size, _PIECE):
             self._spool.add_ends(entries[start : start + _PIECE] + shift)
+            source.index.forget()
         self._whole = True
 
     def _append(self, array: NDArray[Any], lengths: NDArray[Any], ends: NDArray[np.int64], modes: Any) -> None:

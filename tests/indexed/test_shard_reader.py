@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -324,3 +325,45 @@ def test_remote_dataset_can_be_pickled(tmp_path: Path, memory_address: Any) -> N
     address, _, _ = memory_address
     far = IndexedDataset(address, cache_dir=str(tmp_path / "cache"))
     assert contents_of(pickle.loads(pickle.dumps(far))) == contents_of(far)
+
+
+def test_forgetting_never_changes_what_is_read(tmp_path: Path) -> None:
+    from mmdata.indexed.mapping import forget
+
+    with ShardWriter(tmp_path / "x", vocab_size=60_000) as writer:
+        writer.add_documents(np.arange(50_000), np.full(50, 1000))
+    tokens = IndexedDataset(tmp_path / "x").tokens
+    for part in (tokens, tokens[100:40_000], tokens[49_999:], tokens[5:5]):
+        forget(part)
+    assert np.array_equal(tokens, np.arange(50_000))
+    own = np.arange(50_000)
+    for part in (own, own[1:], own[::2]):
+        forget(part)
+    assert np.array_equal(own, np.arange(50_000))
+
+
+MEASURED = """
+import sys
+from mmdata.indexed import merge_shards, split_shard, verify_shard
+prefix = sys.argv[1]
+assert verify_shard(prefix, deep=True, vocab_size=10).ok
+merge_shards([prefix], prefix + "_again")
+split_shard(prefix, prefix + "_split", max_tokens=3_000_000)
+# Not ru_maxrss: that one counts what the parent held when it forked.
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="compares peak memory as Linux counts it")
+def test_verifying_merging_and_splitting_take_no_more_memory_for_larger_shards(tmp_path: Path) -> None:
+    peaks = []
+    for name, count in (("small", 800_000), ("large", 4_000_000)):
+        with ShardWriter(tmp_path / name, vocab_size=60_000) as writer:
+            writer.add_documents(np.full(10 * count, 7, np.uint16), np.full(count, 10))
+        command = [sys.executable, "-c", MEASURED, str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        peaks.append(int(done.stdout))
+        for path in tmp_path.glob(f"{name}*"):
+            path.unlink()
+    # The larger shard has 128 MB more on disk.
+    assert peaks[1] - peaks[0] < 20_000
