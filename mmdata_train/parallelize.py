@@ -48,8 +48,15 @@ class ModelParts:
                 part.head.token_loss.scale = scale
 
     def train(self, mode: bool = True) -> None:
+        """Switch dropout on or off."""
         for part in self.parts:
             part.train(mode)
+
+    def reshard(self) -> None:
+        """Drop gathered parameters, so that `named_parameters` are this rank's shards."""
+        for part in self.parts:
+            for module in fsdp_modules(part):
+                module.reshard()
 
 
 def stage_layer_counts(model: ModelConfig, parallel: ParallelConfig) -> tuple[int, ...]:

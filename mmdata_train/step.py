@@ -37,6 +37,7 @@ class StepResult:
     loss_scale: float
     skipped: bool = False
     non_finite: str | None = None
+    stop: bool = False
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Engine:
     scaler: LossScaler = field(init=False)
     tied: TiedCopies = field(init=False)
     skipped_in_a_row: int = 0
+    row_losses: Tensor | None = None
     _executors: dict[int, Executor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,8 +86,12 @@ class Engine:
         """Weights of this rank that count once: a tied head's second copy is left out."""
         return [weight for _, weight in self.model.named_parameters() if not self.tied.is_second_copy(weight)]
 
-    def train_step(self, batch: Batch, step: int) -> StepResult:
-        """Step `step` (0-based). Raises StepError after `max_skipped_steps` non-finite steps in a row."""
+    def train_step(self, batch: Batch, step: int, *, stop: bool = False) -> StepResult:
+        """Step `step` (0-based). Raises StepError after `max_skipped_steps` non-finite steps in a row.
+
+        stop: this rank wants the run to end; the result says on every rank whether any rank does. `row_losses` holds
+        the step's nll by row afterwards, where the head is.
+        """
         training, mesh = self.training, self.model.mesh
         batch = batch.to(mesh.device)
         tokens = self._count_tokens(batch)
@@ -95,7 +101,9 @@ class Engine:
         seed_dropout(training.seed, step, mesh.data_rank, mesh.rank_on("pipeline"))
         nll = self.executor(batch.tokens.shape[0]).train(batch)
         self.tied.sum_gradients()
-        squares, total = self._sum(sum_of_squares(self.parameters(), mesh.device), self._own_sum(nll))
+        self.row_losses = nll
+        wish = torch.tensor(float(stop), dtype=torch.float64, device=mesh.device)
+        squares, total, stops = self._sum(sum_of_squares(self.parameters(), mesh.device), self._own_sum(nll), wish)
         norm = math.sqrt(squares) / scale if math.isfinite(squares) and squares >= 0 else float("nan")
         finite = math.isfinite(norm) and math.isfinite(total)
         culprit = None
@@ -108,7 +116,7 @@ class Engine:
             self.scaler.update(finite)
         self._watch(finite, step, culprit)
         loss = total / tokens if tokens else 0.0
-        return StepResult(loss, norm, tokens, rate, scale, not (finite and tokens), culprit)
+        return StepResult(loss, norm, tokens, rate, scale, not (finite and tokens), culprit, stops > 0)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> tuple[float, int]:
@@ -117,6 +125,8 @@ class Engine:
         self.model.train(False)
         nll = self.executor(batch.tokens.shape[0]).evaluate(batch)
         self.model.train(True)
+        # Without a backward pass nothing drops the gathered parameters, and they would be taken for the shards.
+        self.model.reshard()
         tokens = self._count_tokens(batch)
         return self._sum(self._own_sum(nll))[0], tokens
 

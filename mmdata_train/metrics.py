@@ -1,0 +1,197 @@
+"""What is reported each step: speed, model FLOPs utilisation, memory; to the log, a JSONL file and TensorBoard.
+
+Operations a token (forward and backward): 6 x weights of all matrices but the embedding, plus 12 x layers x heads x
+head_dim x length for attention scores (causality not subtracted), as in PaLM (arXiv 2204.02311, appendix B).
+Recomputation does not count as work done.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from mmdata_train.model.config import ModelConfig
+from mmdata_train.step import StepResult
+
+logger = logging.getLogger("mmdata_train")
+
+PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "B200": 2250.0}
+"""Dense bf16 peaks by device name, TFLOP/s, as NVIDIA's data sheets give them; the first name contained wins."""
+
+
+def flops_per_token(model: ModelConfig, seq_length: int) -> float:
+    """Operations of one token's forward and backward pass."""
+    matrices = model.num_layers * model.layer_parameters + model.vocab_size * model.hidden_size
+    return 6.0 * matrices + 12.0 * model.num_layers * model.num_heads * model.head_dim * seq_length
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    """The device's peak, None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of the log. Rates are over the whole world; memory is this rank's peak since the last line."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    counted_tokens: int
+    tokens_per_second: float
+    tflops_per_device: float
+    mfu: float | None
+    memory_gib: float
+    seconds: float
+    loss_scale: float
+    skipped: bool
+    non_finite: str | None
+    remaining_seconds: float
+
+
+@dataclass(slots=True)
+class Meter:
+    """Turns step results into records; one for each run."""
+
+    model: ModelConfig
+    seq_length: int
+    devices: int
+    device: torch.device
+    peak: float | None = None
+    _last: float = field(default_factory=time.perf_counter)
+    _pace: float | None = None
+
+    def __post_init__(self) -> None:
+        self.peak = self.peak or peak_tflops(self.device)
+
+    def restart(self) -> None:
+        """Leave out the time since the last step: evaluation and saving are not training."""
+        self._last = time.perf_counter()
+
+    def record(self, result: StepResult, step: int, rows: int, steps_left: int) -> StepRecord:
+        """The record of a step of `rows` sequences over the world."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        # A running mean of about ten steps, so that time left does not jump.
+        self._pace = seconds if self._pace is None else 0.9 * self._pace + 0.1 * seconds
+        tokens = rows * self.seq_length
+        rate = tokens / seconds
+        tflops = rate * flops_per_token(self.model, self.seq_length) / self.devices / 1e12
+        return StepRecord(
+            step=step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=result.lr,
+            tokens=tokens,
+            counted_tokens=result.tokens,
+            tokens_per_second=rate,
+            tflops_per_device=tflops,
+            mfu=tflops / self.peak if self.peak else None,
+            memory_gib=self._memory(),
+            seconds=seconds,
+            loss_scale=result.loss_scale,
+            skipped=result.skipped,
+            non_finite=result.non_finite,
+            remaining_seconds=self._pace * steps_left,
+        )
+
+    def _memory(self) -> float:
+        if self.device.type != "cuda":
+            return 0.0
+        used = torch.cuda.max_memory_allocated(self.device) / 2**30
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return used
+
+
+def line(record: StepRecord, total_steps: int) -> str:
+    """One readable line."""
+    parts = [
+        f"step {record.step}/{total_steps}",
+        f"loss {record.loss:.4f}",
+        f"norm {record.grad_norm:.3f}",
+        f"lr {record.lr:.2e}",
+        f"{record.tokens_per_second:,.0f} tok/s",
+        f"{record.tflops_per_device:.1f} TFLOP/s",
+    ]
+    if record.mfu is not None:
+        parts.append(f"MFU {record.mfu:.1%}")
+    if record.memory_gib:
+        parts.append(f"{record.memory_gib:.1f} GiB")
+    if record.skipped:
+        cause = f"gradient of {record.non_finite} not finite" if record.non_finite else "no counted tokens"
+        parts.append(f"SKIPPED ({cause})")
+    minutes, seconds = divmod(round(record.remaining_seconds), 60)
+    parts.append(f"left {minutes // 60}:{minutes % 60:02}:{seconds:02}")
+    return " | ".join(parts)
+
+
+@dataclass(slots=True)
+class RunLog:
+    """Where records go. Only one rank of a run writes; the others hold one that is switched off."""
+
+    folder: Path
+    total_steps: int
+    enabled: bool
+    tensorboard: bool = False
+    every: int = 1
+    _file: TextIO | None = None
+    _board: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.enabled:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self.folder / "log.jsonl").open("a", encoding="utf-8", newline="\n")
+        if self.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self.folder / "tensorboard"))
+
+    def step(self, record: StepRecord) -> None:
+        """A training step."""
+        if not self.enabled or record.step % self.every:
+            return
+        logger.info("%s", line(record, self.total_steps))
+        self._write("train", record.step, asdict(record))
+
+    def evaluation(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+        """Losses and perplexities of named sets."""
+        for name, measured in values.items():
+            shown = ", ".join(f"{key} {value:.4f}" for key, value in measured.items())
+            if self.enabled:
+                logger.info("step %d | %s: %s", step, name, shown)
+            self._write(f"valid/{name}", step, dict(measured))
+
+    def event(self, step: int, text: str) -> None:
+        """Something that happened once: a save, a signal, an early stop."""
+        if self.enabled:
+            logger.info("step %d | %s", step, text)
+        self._write("event", step, {"text": text})
+
+    def _write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"kind": kind, **values, "step": step}, ensure_ascii=False) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            for key, value in values.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step":
+                    self._board.add_scalar(f"{kind}/{key}", value, step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()

@@ -1,0 +1,73 @@
+"""From a configuration to an engine on this rank: groups, model, weights. Data and checkpoints come on top."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mmdata_train.config import TrainConfig
+from mmdata_train.config_checks import check_run
+from mmdata_train.hf import load_weights
+from mmdata_train.hf_config import config_from_folder
+from mmdata_train.mesh import Mesh, start_process_group
+from mmdata_train.model.config import ModelConfig
+from mmdata_train.model.init import initialize
+from mmdata_train.parallelize import build_parts
+from mmdata_train.step import Engine
+
+
+def model_config(config: TrainConfig) -> ModelConfig:
+    """The shape of the run's model: read from its folder, or as configured; dropout is train.dropout or 0.
+
+    A checkpoint's own dropout is not taken over silently: fine-tuning with it is a choice.
+    """
+    dropout = config.train.dropout or 0.0
+    if isinstance(config.model, ModelConfig):
+        if config.train.dropout is None:
+            return config.model
+        return dataclasses.replace(config.model, dropout=dropout, attention_dropout=dropout)
+    return config_from_folder(config.model, dropout=dropout, attention_dropout=dropout)
+
+
+def pick_device() -> torch.device:
+    """This process's accelerator by its local rank, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def make_deterministic() -> None:
+    """Same bits from the same inputs on one kind of device; slower. cuBLAS needs its workspace set before first use."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def open_engine(config: TrainConfig, *, seq_length: int, total_steps: int, fill: bool = True) -> Engine:
+    """Join the process group, check sizes, build this rank's part and fill it from the model folder or the seed.
+
+    fill: False leaves weights unset for a checkpoint to fill. Raises ConfigError before any group exists where the
+    world size is known, ModelError on a folder that does not fit. The CPU path uses TF32 nowhere; on GPUs fp32 runs
+    at full precision.
+    """
+    model = model_config(config)
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    check_run(model, config.parallel, config.train, seq_length, world)
+    device = pick_device()
+    torch.set_float32_matmul_precision("highest")
+    if config.train.deterministic:
+        make_deterministic()
+    start_process_group(device.type, config.parallel.timeout_minutes)
+    mesh = Mesh.make(config.parallel, device)
+    parts = build_parts(model, config.parallel, config.train, mesh)
+    if fill and isinstance(config.model, ModelConfig):
+        initialize(parts.parts, model, config.train.seed)
+    elif fill:
+        load_weights(parts.parts, model, Path(str(config.model)))
+    return Engine(parts, config.parallel, config.train, seq_length, total_steps)

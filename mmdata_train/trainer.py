@@ -1,0 +1,216 @@
+"""The training loop: batches in, steps, evaluations, checkpoints and logs out.
+
+Generic over where batches come from. Every rank runs the same loop and takes the same decisions, since each depends
+only on values that all ranks share: a stop wished for by one rank stops all after the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from mmdata_train.batch import Batch
+from mmdata_train.checkpoint import Checkpointer
+from mmdata_train.config import OutputConfig, TrainingConfig
+from mmdata_train.errors import StepError
+from mmdata_train.loss import IGNORED
+from mmdata_train.metrics import Meter, RunLog
+from mmdata_train.step import Engine
+from mmdata_train.watch import BestWatch, SpikeWatch, StopWatch
+
+
+class BatchStream(Protocol):
+    """This data rank's batches in order, from a place that is a few JSON values."""
+
+    def next_batch(self, global_rows: int) -> Batch:
+        """This rank's rows of the next `global_rows` samples."""
+
+    def state(self) -> dict[str, Any]:
+        """Where the next batch begins: what a checkpoint keeps."""
+
+    def describe(self) -> list[str]:
+        """The documents of the last batch, as `file:line` where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSet:
+    """A named set; `batches` starts it anew. Every rank must yield the same number of batches of one shape."""
+
+    name: str
+    batches: Callable[[], Iterable[Batch]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """How a run ended. steps: made in all, resumed ones included."""
+
+    steps: int
+    loss: float
+    best: float | None
+    stopped_by: str | None
+
+
+def global_rows_at(training: TrainingConfig, consumed: int) -> int:
+    """Sequences of the step that begins after `consumed` samples, batch ramp-up included (Megatron's rule)."""
+    ramp = training.batch_rampup
+    if ramp is None or consumed >= ramp.samples:
+        return training.global_batch_size
+    increments = (training.global_batch_size - ramp.start) // ramp.increment
+    # Each size lasts an equal share of the ramp's samples.
+    return min(training.global_batch_size, ramp.start + ramp.increment * (consumed * increments // ramp.samples))
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), inf beyond float64."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One run. `loaded` says the weights came from a trained model; `sources` names the data sets rows come from."""
+
+    engine: Engine
+    stream: BatchStream
+    checkpointer: Checkpointer
+    log: RunLog
+    meter: Meter
+    output: OutputConfig
+    validation: Sequence[ValidationSet] = ()
+    sources: Sequence[str] = ()
+    loaded: bool = False
+    step: int = 0
+    consumed: int = 0
+    _spikes: SpikeWatch = field(default_factory=SpikeWatch)
+    _best: BestWatch = field(default_factory=BestWatch)
+    _saved_at: int = -1
+
+    @property
+    def training(self) -> TrainingConfig:
+        return self.engine.training
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Take up the place a checkpoint's state names; the stream is placed by its maker."""
+        self.step, self.consumed = int(state["step"]), int(state["consumed"])
+        if state.get("best") is not None:
+            self._best = BestWatch(float(state["best"]), int(state["since_best"]))
+
+    def run(self) -> RunSummary:
+        """Train to the last step or until a stop; saves at the end. Raises StepError, CheckpointError."""
+        loss, reason = math.nan, None
+        if self.step == 0:
+            self._evaluate()
+        with StopWatch(self.training.exit_after_minutes) as watch:
+            while self.step < self.engine.total_steps and reason is None:
+                rows = global_rows_at(self.training, self.consumed)
+                batch = self.stream.next_batch(rows)
+                self._refuse_untrained(batch)
+                result = self.engine.train_step(batch, self.step, stop=watch.wants_to_stop())
+                loss = result.loss
+                self.step += 1
+                self.consumed += rows
+                self.log.step(self.meter.record(result, self.step, rows, self.engine.total_steps - self.step))
+                self._log_sources(batch)
+                if self._spikes.is_spike(loss) or result.non_finite:
+                    self._log_documents(loss)
+                reason = self._after_step()
+                if result.stop:
+                    reason = watch.reason or "another rank was asked to stop"
+        if reason is not None:
+            self.log.event(self.step, f"stopping: {reason}")
+        if self._saved_at != self.step:
+            self._save(best=False)
+        self.checkpointer.wait()
+        self.log.close()
+        return RunSummary(self.step, loss, None if math.isinf(self._best.best) else self._best.best, reason)
+
+    def _after_step(self) -> str | None:
+        """Evaluate and save where due; a reason to stop early, or None."""
+        training, best = self.training, False
+        last = self.step == self.engine.total_steps
+        if training.eval_every and (self.step % training.eval_every == 0 or last):
+            best = self._evaluate()
+        if best or (self.output.save_every and self.step % self.output.save_every == 0):
+            self._save(best=best)
+        limit = training.early_stop_after
+        if limit and self._best.since >= limit:
+            return f"no better validation loss in {limit} evaluations"
+        return None
+
+    def _evaluate(self) -> bool:
+        """Loss and perplexity of each validation set; True when the set that decides got better."""
+        values = {}
+        for chosen in self.validation:
+            total, tokens = 0.0, 0
+            for index, batch in enumerate(chosen.batches()):
+                if self.training.eval_batches and index >= self.training.eval_batches:
+                    break
+                nll, counted = self.engine.evaluate(batch)
+                total, tokens = total + nll, tokens + counted
+            if not tokens:
+                raise StepError(f"validation set {chosen.name} has no counted token; check its spans and seq_length")
+            loss = total / tokens
+            values[chosen.name] = {"loss": loss, "perplexity": perplexity(loss), "tokens": float(tokens)}
+        self.log.evaluation(self.step, values)
+        self.meter.restart()
+        if not values:
+            return False
+        decides = self.output.best_by or next(iter(values))
+        if decides not in values:
+            raise StepError(f"output.best_by is {decides!r}; validation sets: {', '.join(values)}")
+        better = self._best.note(values[decides]["loss"])
+        return better and self.step > 0
+
+    def _save(self, *, best: bool) -> None:
+        state = {
+            "step": self.step,
+            "consumed": self.consumed,
+            "data": self.stream.state(),
+            "best": None if math.isinf(self._best.best) else self._best.best,
+            "since_best": self._best.since,
+        }
+        self.checkpointer.save(self.engine, state, best=best)
+        self._saved_at = self.step
+        self.log.event(self.step, f"saving {self.checkpointer.folder}" + (" (best so far)" if best else ""))
+        self.meter.restart()
+
+    def _refuse_untrained(self, batch: Batch) -> None:
+        """A model loaded as trained that knows nothing was loaded wrong: the run stops before the first update."""
+        if self.step or not self.loaded or self.training.allow_random:
+            return
+        nll, tokens = self.engine.evaluate(batch)
+        chance = math.log(self.engine.model.config.vocab_size)
+        if tokens and nll / tokens > 0.97 * chance:
+            raise StepError(
+                f"the loaded model's loss on the first batch is {nll / tokens:.3f}, near ln(vocabulary) = {chance:.3f}:"
+                " its weights know nothing of this data; check model and tokenizer, or set train.allow_random: true"
+            )
+
+    def _log_sources(self, batch: Batch) -> None:
+        """Mean loss of each source in the step at hand; a collective where rows name their source."""
+        if batch.sources is None or not self.sources or self.step % self.training.log_every:
+            return
+        mesh, nll = self.engine.model.mesh, self.engine.row_losses
+        sums = torch.zeros(2, len(self.sources), dtype=torch.float64, device=mesh.device)
+        if nll is not None and mesh.rank_on("tensor") == 0:
+            sources = batch.sources.to(mesh.device)
+            counted = (batch.labels.to(mesh.device) != IGNORED).sum(dim=1).double()
+            sums[0].index_add_(0, sources, nll.double())
+            sums[1].index_add_(0, sources, counted)
+        totals, tokens = mesh.sum(sums).tolist()
+        present = [(name, t, n) for name, t, n in zip(self.sources, totals, tokens, strict=True) if n]
+        if present:
+            self.log.event(self.step, "by source: " + ", ".join(f"{name} {t / n:.4f}" for name, t, n in present))
+
+    def _log_documents(self, loss: float) -> None:
+        """Where the documents of a striking step came from, gathered from all data ranks; a collective."""
+        mesh = self.engine.model.mesh
+        own = self.stream.describe() if mesh.speaks_for_data else []
+        gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, own)
+        names = [name for part in gathered for name in part]
+        self.log.event(self.step, f"loss {loss:.4f} stands out; documents: {', '.join(names) or 'unknown'}")
