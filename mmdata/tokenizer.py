@@ -159,8 +159,8 @@ class LoadedTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
         """Ids of each text, nothing added. Raises TokenizerTextError for a text that is not valid Unicode."""
-        cut = self._kind.long_texts_cut
-        batch = encode_in_pieces(self._encoder, texts) if cut else self._encoder.encode_batch(texts)
+        cut = self._kind.cut
+        batch = encode_in_pieces(self._encoder, texts, cut) if cut else self._encoder.encode_batch(texts)
         self._refuse_hidden(batch.tokens)
         return batch
 

@@ -7,7 +7,7 @@ about 90 MB, given back afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,8 @@ def pair_document(source: Source) -> dict[str, Any]:
     return {
         "version": "1.0",
         "added_tokens": [
-            {"id": number, "content": piece, "special": piece in control} for piece, number in added.items()
+            {"id": number, "content": piece} | ({"special": True} if piece in control else {})
+            for piece, number in added.items()
         ],
         "normalizer": None,
         "pre_tokenizer": byte_level,
@@ -131,16 +132,21 @@ def read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def read_added_tokens(rows: Iterable[Mapping[str, Any]], source: Source) -> tuple[SpecialToken, ...]:
-    """Added tokens by id; those that only `tokenizer_config.json` beside the file declares are counted too."""
+    """Added tokens by id.
+
+    Those that only `tokenizer_config.json` beside the file declares are counted too, and rows that state no `special`
+    (from an `added_tokens.json`) take their flags from there.
+    """
     flags = ("special", "single_word", "lstrip", "rstrip", "normalized")
-    found: dict[int, SpecialToken] = {}
-    for row in rows:
-        found[row["id"]] = SpecialToken(row["id"], row["content"], *(bool(row.get(flag)) for flag in flags))
     declared = source.sibling("tokenizer_config.json").get("added_tokens_decoder") or {}
-    for key, row in declared.items():
-        if int(key) not in found:
-            found[int(key)] = SpecialToken(int(key), row["content"], *(bool(row.get(flag)) for flag in flags))
-    return tuple(found[number] for number in sorted(found))
+    found = {int(key): row for key, row in declared.items()}
+    for row in rows:
+        if "special" in row or found.get(row["id"], {}).get("content") != row["content"]:
+            found[row["id"]] = row
+    return tuple(
+        SpecialToken(number, found[number]["content"], *(bool(found[number].get(flag)) for flag in flags))
+        for number in sorted(found)
+    )
 
 
 def _vocabulary(
@@ -185,12 +191,15 @@ def _mentions(component: Any, kind: str) -> bool:
 def _hide(document: dict[str, Any], specials: Sequence[SpecialToken], kind: str) -> tuple[int, ...]:
     """Rename special pieces that a non-BPE model could match in ordinary text; the ids renamed.
 
-    A Unigram model takes the piece `</s>` for text like any other. BPE reaches a piece only through its merges.
+    A Unigram model takes the piece `</s>` for text like any other. BPE reaches a piece only through its merges, unless
+    it ignores them.
     """
     control = {token.content: token.id for token in specials if token.special}
     model, vocab = document["model"], document["model"]["vocab"]
-    if kind == "BPE" and not model.get("ignore_merges"):
-        return ()
+    if kind == "BPE":
+        _unmerge(model, control.keys())
+        if not model.get("ignore_merges"):
+            return ()
     present = control.keys() & (vocab.keys() if isinstance(vocab, dict) else {row[0] for row in vocab})
     if isinstance(vocab, dict):
         model["vocab"] = {HIDDEN_PREFIX + piece if piece in present else piece: n for piece, n in vocab.items()}
@@ -203,6 +212,14 @@ def _hide(document: dict[str, Any], specials: Sequence[SpecialToken], kind: str)
         {unknown} if unknown is not None else {control.get((model.get("unk_token") or "").removeprefix(HIDDEN_PREFIX))}
     )
     return tuple(sorted(control[piece] for piece in present if control[piece] not in unk))
+
+
+def _unmerge(model: dict[str, Any], control: Set[str]) -> None:
+    """Take out merges that spell a special token: a tokenizer trained on chat logs may have learnt `<|im_end|>`."""
+    merges = model.get("merges") or []
+    spelled = ["".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges]
+    if not control.isdisjoint(spelled):
+        model["merges"] = [merge for merge, piece in zip(merges, spelled, strict=True) if piece not in control]
 
 
 def _engine_json(document: dict[str, Any], specials: Sequence[SpecialToken]) -> bytes:

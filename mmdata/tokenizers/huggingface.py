@@ -20,7 +20,7 @@ from mmdata.tokenizers.engine_choice import Engines
 from mmdata.tokenizers.eod import declared_eos
 from mmdata.tokenizers.fast import FastEncoder
 from mmdata.tokenizers.locate import Source
-from mmdata.tokenizers.long_texts import header_allows_cuts
+from mmdata.tokenizers.long_texts import cut_for
 from mmdata.tokenizers.threads import use_one_thread
 
 
@@ -74,7 +74,7 @@ class HuggingFaceKind:
         self.fingerprint = definition.fingerprint
         self.hidden = definition.hidden
         self.bytes_joined = definition.byte_level
-        self.long_texts_cut = not options.allow_special and header_allows_cuts(definition.header)
+        self.cut = None if options.allow_special else cut_for(definition.header, self.vocabulary.pieces())
         self.config: Mapping[str, Any] = source.sibling("tokenizer_config.json")
         self.declared_eos = declared_eos(self.config)
         self.engines = Engines(self._reference_encoder, self._fast_encoder)

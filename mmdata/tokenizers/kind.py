@@ -15,8 +15,8 @@ class Kind(Protocol):
 
     name: `huggingface`, `sentencepiece` or `tiktoken`. vocabulary, specials, fingerprint: as in the Tokenizer protocol.
     declared_eos: the end token its files declare, or None. hidden: ids that ordinary text must never yield and that
-    have to be looked for in each result. bytes_joined: a text is the bytes of its tokens, joined. long_texts_cut: very
-    long texts may be cut (see `long_texts`). config: `tokenizer_config.json`, or empty.
+    have to be looked for in each result. bytes_joined: a text is the bytes of its tokens, joined. cut: where very
+    long texts may be cut, `line`, `space` or None (see `long_texts`). config: `tokenizer_config.json`, or empty.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Kind(Protocol):
     declared_eos: str | None
     hidden: tuple[int, ...]
     bytes_joined: bool
-    long_texts_cut: bool
+    cut: str | None
     config: Mapping[str, Any]
     engines: Engines
 

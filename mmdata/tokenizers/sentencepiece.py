@@ -1,7 +1,8 @@
 """SentencePiece models (`tokenizer.model`): ids exactly as `SentencePieceProcessor.encode` gives them.
 
 Control pieces (`<s>`, `</s>`) are never read out of text, by SentencePiece's own rule; user-defined pieces are, since
-they are part of the model's segmentation. One thread, about 8 MB/s.
+they are part of the model's segmentation. Tokens that `added_tokens.json` or `tokenizer_config.json` beside the model
+add above its pieces count as special tokens. One thread, about 8 MB/s.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import xxhash
 
 from mmdata.errors import TokenizerFormatError, UsageError
 from mmdata.tokenizers.base import OffsetEncoding, SpecialToken, TokenBatch, TokenizerOptions, refuse_surrogates
+from mmdata.tokenizers.definition import read_added_tokens
 from mmdata.tokenizers.engine_choice import Engines
 from mmdata.tokenizers.eod import declared_eos
 from mmdata.tokenizers.fingerprint import fingerprint
 from mmdata.tokenizers.locate import Source
+from mmdata.tokenizers.long_texts import spaces_only_lead
+from mmdata.tokenizers.sentencepiece_model import only_marks_spaces
 from mmdata.tokenizers.vocabulary import Vocabulary, metaspace_bytes
 
 
@@ -52,7 +56,6 @@ class SentencePieceKind:
 
     name = "sentencepiece"
     bytes_joined = False
-    long_texts_cut = False
 
     def __init__(self, source: Source, options: TokenizerOptions) -> None:
         if options.allow_special:
@@ -62,20 +65,29 @@ class SentencePieceKind:
             )
         self._encoder = SentencePieceEncoder(source.files[0])
         processor = self._encoder.processor
-        size = processor.vocab_size()
-        pieces = [processor.id_to_piece(number) for number in range(size)]
-        self.specials = tuple(
-            SpecialToken(number, pieces[number])
-            for number in range(size)
+        model = processor.serialized_model_proto()
+        own = [processor.id_to_piece(number) for number in range(processor.vocab_size())]
+        added = [token for token in _added_beside(source) if token.id >= len(own)]
+        pieces: list[str | None] = [*own, *([None] * (max((t.id for t in added), default=-1) + 1 - len(own)))]
+        for token in added:
+            pieces[token.id] = token.content
+        marks = [
+            SpecialToken(number, piece)
+            for number, piece in enumerate(own)
             if processor.is_control(number) or processor.is_unknown(number)
-        )
+        ]
+        self.specials = (*marks, *added)
         self.vocabulary = Vocabulary(pieces, metaspace_bytes, {token.id for token in self.specials})
+        self.cut = "space" if only_marks_spaces(model) and spaces_only_lead(own) else None
         self.config: Mapping[str, Any] = source.sibling("tokenizer_config.json")
         eos = processor.eos_id()
-        self.declared_eos = pieces[eos] if 0 <= eos < size else declared_eos(self.config)
-        self._control = {token.id: token.content for token in self.specials if processor.is_control(token.id)}
+        self.declared_eos = own[eos] if 0 <= eos < len(own) else declared_eos(self.config)
+        shown = {token.id: token.content for token in self.specials}
+        self._shown = {
+            number: name for number, name in shown.items() if number >= len(own) or processor.is_control(number)
+        }
         # The library writes fields in one fixed order, so the same model gives the same bytes.
-        header = {"kind": "SentencePiece", "model": xxhash.xxh3_128_hexdigest(processor.serialized_model_proto())}
+        header = {"kind": "SentencePiece", "model": xxhash.xxh3_128_hexdigest(model)}
         self.fingerprint = fingerprint(header, self.specials, self.vocabulary, ())
         self.hidden: tuple[int, ...] = ()
         self.engines = Engines(lambda: self._encoder, None)
@@ -94,12 +106,18 @@ class SentencePieceKind:
         return OffsetEncoding(np.array(found["ids"], np.int32), starts, ends)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; SentencePiece itself leaves control pieces out, here they show."""
+        """Text of ids. Control pieces and added tokens show; SentencePiece itself would leave them out."""
         parts: list[str] = []
-        for is_control, group in groupby(ids, self._control.__contains__):
+        for is_control, group in groupby(ids, self._shown.__contains__):
             run = list(group)
-            parts += [self._control[number] for number in run] if is_control else [self._text(run)]
+            parts += [self._shown[number] for number in run] if is_control else [self._text(run)]
         return "".join(parts)
 
     def _text(self, ids: list[int]) -> str:
         return str(self._encoder.processor.decode(ids))
+
+
+def _added_beside(source: Source) -> tuple[SpecialToken, ...]:
+    """Tokens a fine-tuned model's files beside the SentencePiece model add to it (ChatML marks on Llama 2, say)."""
+    rows = [{"id": number, "content": name} for name, number in source.sibling("added_tokens.json").items()]
+    return read_added_tokens(rows, source)

@@ -89,7 +89,8 @@ class TiktokenKind:
         self.config: Mapping[str, Any] = source.sibling("tokenizer_config.json")
         self.declared_eos = declared_eos(self.config)
         self.hidden: tuple[int, ...] = ()
-        self.long_texts_cut = not options.allow_special and pattern_allows_cuts(encoding.pattern)
+        safe = not options.allow_special and pattern_allows_cuts(encoding.pattern)
+        self.cut = "line" if safe else None
         spoken = encoding.special_tokens if options.allow_special else {}
         self.engines = Engines(
             lambda: TiktokenEncoder(path, encoding, options.allow_special),

@@ -6,7 +6,7 @@ text scans once and is meant for the few special tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,10 @@ class Vocabulary:
         if not 0 <= token_id < self.size or not self.present[token_id]:
             return None
         return _slice(self._pieces, self._piece_ends, token_id).decode()
+
+    def pieces(self) -> Iterator[str]:
+        """All pieces in order of id, holes left out."""
+        return (piece for number in self.present.nonzero()[0].tolist() if (piece := self.piece(number)) is not None)
 
     def find(self, piece: str) -> int | None:
         """Lowest id of a piece, or None: one scan, about a millisecond for 150,000 pieces."""

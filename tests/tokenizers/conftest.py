@@ -75,7 +75,8 @@ def wordpiece_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sp_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sp") / "tokenizer.model"
-    return train_sentencepiece(path, model_type="bpe", byte_fallback=True, normalization_rule_name="identity")
+    options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    return train_sentencepiece(path, model_type="bpe", byte_fallback=True, **options)
 
 
 @pytest.fixture(scope="session")

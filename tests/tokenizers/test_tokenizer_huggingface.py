@@ -202,3 +202,45 @@ def test_faults_of_files_are_named(bpe_folder: Path, pair_folder: Path, tmp_path
     (tmp_path / "vocab.json").write_text('{"a": 0}', encoding="utf-8")
     with pytest.raises(TokenizerFormatError, match="255 of the 256 byte pieces are missing"):
         load_tokenizer((tmp_path / "vocab.json", tmp_path / "merges.txt"))
+
+
+def test_a_special_token_the_merges_spell_is_still_out_of_reach(bpe_folder: Path, tmp_path: Path) -> None:
+    """A tokenizer trained on chat logs learns the mark as a word; declaring it special keeps that id."""
+    document = json.loads((bpe_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab, merges = document["model"]["vocab"], document["model"]["merges"]
+    first = len(vocab)
+    for number, (left, right) in enumerate([("<", "x"), ("<x", ">")]):
+        vocab[left + right] = first + number
+        merges.append([left, right])
+    document["added_tokens"] = [{**document["added_tokens"][0], "id": vocab["<x>"], "content": "<x>"}]
+    document["pre_tokenizer"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "use_regex": False,
+        "trim_offsets": True,
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert vocab["<x>"] in reference_ids(clean_copy(path), "a<x>b"), "the merges alone spell it"
+    tokenizer = load_tokenizer(path)
+    ids = tokenizer.encode_batch(["a<x>b"]).tokens.tolist()
+    assert vocab["<x>"] not in ids and vocab["<x"] in ids and tokenizer.decode(ids) == "a<x>b"
+    allowed = load_tokenizer(path, allow_special=True)
+    assert vocab["<x>"] in allowed.encode_batch(["a<x>b"]).tokens.tolist()
+
+
+def test_added_tokens_of_a_pair_take_their_flags_from_the_configuration(pair_folder: Path, tmp_path: Path) -> None:
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((pair_folder / name).read_bytes())
+    size = load_tokenizer(pair_folder, engine="huggingface").vocab_size
+    added = {"<|im_end|>": size, "<think>": size + 1}
+    decoder = {str(n): {"content": name, "special": name == "<|im_end|>"} for name, n in added.items()}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}), encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    assert [(t.content, t.special) for t in tokenizer.special_tokens] == [
+        ("<|endoftext|>", True),
+        ("<|im_end|>", True),
+        ("<think>", False),
+    ]
+    assert tokenizer.vocab_size == size + 2

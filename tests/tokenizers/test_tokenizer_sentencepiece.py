@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,23 @@ def test_faults_are_named(sp_model: Path, tmp_path: Path) -> None:
         load_tokenizer(sp_model, engine="fast")
     with pytest.raises(TokenizerTextError, match=r"U\+D800"):
         load_tokenizer(sp_model).encode_batch(["\ud800"])
+
+
+def test_tokens_added_beside_the_model_count_and_show(sp_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sp_model.read_bytes())
+    (tmp_path / "added_tokens.json").write_text('{"<|im_end|>": 401, "<pad>": 400, "<s>": 1}', encoding="utf-8")
+    decoder = {"401": {"content": "<|im_end|>", "special": True}, "400": {"content": "<pad>", "special": False}}
+    config = json.dumps({"added_tokens_decoder": decoder, "eos_token": "<|im_end|>"})
+    (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.vocab_size == 402 and tokenizer.token_to_id("<|im_end|>") == 401
+    assert [(t.id, t.special) for t in tokenizer.special_tokens] == [
+        (0, True),
+        (1, True),
+        (2, True),
+        (400, False),
+        (401, True),
+    ]
+    ids = tokenizer.encode_batch(["fox <|im_end|>"]).tokens.tolist()
+    assert max(ids) < 400 and tokenizer.decode([*ids, 401, 400]) == "fox <|im_end|><|im_end|><pad>"
+    assert tokenizer.fingerprint != load_tokenizer(sp_model).fingerprint
