@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from mmdata.chat.segments import Data, Literal
 from mmdata.chat.spans import Atom, Position
 from mmdata.chat.stretches import StretchEncoder
-from mmdata.chat.traced import Data, Literal
 from mmdata.chat.tracer import Step, instructions
 
 Part = int | str

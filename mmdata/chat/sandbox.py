@@ -19,7 +19,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from mmdata.chat.traced import Mark, TracedStr, find_tracer, pin, plain, segments_of, untraceable
+from mmdata.chat.segments import Mark
+from mmdata.chat.traced import TracedStr, find_tracer, pin, plain, segments_of, untraceable
 from mmdata.chat.traced_json import to_json
 from mmdata.errors import ChatTemplateError
 

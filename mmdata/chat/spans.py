@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mmdata.chat.traced import Data, Literal, Mark, Segment
+from mmdata.chat.segments import Data, Literal, Mark, Segment
 from mmdata.chat.tracer import Tracer
 from mmdata.errors import ChatTemplateError
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
+from mmdata.chat.segments import Literal as LiteralText
 from mmdata.chat.spans import EMPTY_THINKING, Atom, Layout, Position, Turn
 from mmdata.chat.templates import ChatTemplate
-from mmdata.chat.traced import Literal as LiteralText
 
 Thinking = Literal["keep", "strip", "empty"]
 THINKING = ("keep", "strip", "empty")

@@ -10,38 +10,12 @@ About 1 microsecond an operation; used once for each shape of record (see `mmdat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import contains, eq, itemgetter, methodcaller
 from typing import Any
 
+from mmdata.chat.segments import Data, Literal, Mark, Segment
 from mmdata.chat.tracer import Tracer
 from mmdata.errors import ChatTemplateError
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Characters the template wrote."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Characters of the record: the value of `slot`."""
-
-    slot: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Where a `{% generation %}` block opens (+1) or closes (-1); no characters."""
-
-    step: int
-    text: str = ""
-
-
-Segment = Literal | Data | Mark
 
 # Methods whose result is one string, decided by the whole string: followed on a text that is all the record's.
 _WHOLE: tuple[str, ...] = (
@@ -315,9 +289,10 @@ def segments_of(value: Any) -> tuple[Segment, ...]:
 
 def find_tracer(value: Any) -> Tracer | None:
     """The tracer of the first traced value in `value`, looking into lists, tuples and dicts."""
-    found = getattr(value, "_tracer", None)
-    if isinstance(found, Tracer):
-        return found
+    if isinstance(value, (str, dict, list)):
+        found = getattr(value, "_tracer", None)
+        if isinstance(found, Tracer):
+            return found
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple)):
@@ -334,7 +309,7 @@ def pin(value: Any) -> Any:
             if isinstance(segment, Data):
                 value._tracer.pin(segment.slot)
         return plain(value)
-    if (release := getattr(value, "_pinned", None)) is not None:
+    if isinstance(value, (dict, list)) and (release := getattr(value, "_pinned", None)) is not None:
         return release()
     if type(value) in (list, tuple):
         return type(value)(pin(item) for item in value)

@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from mmdata.chat.traced import Data, TracedStr, find_tracer, pin, plain, untraceable
+from mmdata.chat.segments import Data
+from mmdata.chat.traced import TracedStr, find_tracer, pin, plain, untraceable
 from mmdata.chat.tracer import Path, Tracer
 
 

@@ -16,11 +16,12 @@ import jinja2
 
 from mmdata.chat.program import Compiler, Program
 from mmdata.chat.sandbox import ChatEnvironment
+from mmdata.chat.segments import Data
 from mmdata.chat.spans import Layout, Position, Turn, TurnFinder
 from mmdata.chat.stretches import StretchEncoder
 from mmdata.chat.templates import ChatTemplate
 from mmdata.chat.thinking import BLOCK_KEY, Thinking, edit_blocks
-from mmdata.chat.traced import Data, TracedStr, segments_of
+from mmdata.chat.traced import TracedStr, segments_of
 from mmdata.chat.traced_json import TracedDict, wrap
 from mmdata.chat.tracer import Tracer, replay
 from mmdata.errors import ChatTemplateError
