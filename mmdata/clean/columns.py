@@ -57,7 +57,8 @@ from mmdata.clean.tables import CLASSES
     MARKUP,  # character references, and < before a letter, / or !
     ESCAPES,  # terminal escape sequences
     PII,  # places that could be personal data
+    TAILS,  # line ends after a tab or three spaces
     C0,  # control characters below U+0020, and U+007F
-) = range(CLASSES, CLASSES + 49)
+) = range(CLASSES, CLASSES + 50)
 
-COLUMNS = CLASSES + 49
+COLUMNS = CLASSES + 50

@@ -159,20 +159,25 @@ def word_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, ta
 
 @kernel
 def gram_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, tables: Any, row: Any) -> None:
-    """Characters of words covered by sequences of GRAM words that occurred before in the document."""
+    """Characters of words covered by sequences of GRAM words that occurred before in the document.
+
+    Every fifth sequence is stored and every sequence is looked up: a repeat of GRAM + 4 words or more is always seen,
+    and each end of a repeat may be short of its coverage by up to four words.
+    """
     grams = tables[2]
+    mask = max(mask >> 2, 63)
     high, low = np.uint64(stamp) << np.uint64(32), np.uint64(0xFFFFFFFF)
     power = np.uint64(1)
     for _ in range(GRAM):
         power *= GRAM_BASE
-    gram, covered, repeated = np.uint64(0), 0, 0
+    gram, covered, repeated, phase = np.uint64(0), 0, 0, 0
     for i in range(min(count, GRAM - 1)):
         gram = gram * GRAM_BASE + words[i]
     for i in range(GRAM - 1, count):
         gram = gram * GRAM_BASE + words[i]
         if i >= GRAM:
             gram -= words[i - GRAM] * power
-        value = mix(gram)
+        value = gram ^ (gram >> np.uint64(29))
         key = high | (value & low)
         slot = np.int64(value >> np.uint64(32)) & mask
         while grams[slot] >= high and grams[slot] != key:
@@ -181,6 +186,7 @@ def gram_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, ta
             for j in range(max(covered, i - GRAM + 1), i + 1):
                 repeated += lengths[j]
             covered = i + 1
-        else:
+        elif phase == 0:
             grams[slot] = key
+        phase = phase + 1 if phase < 4 else 0
     row[c.DUPLICATE_GRAM_CHARS] = repeated

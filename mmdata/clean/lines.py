@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from mmdata.errors import BoilerplateListError
 
-_RUN = re.compile(r"(?<=\S) {2,}(?=\S)")
+_RUN = re.compile(r"(?<=[^\W\d_]) {2,}(?=[^\W\d_])|(?<=[，。；：、！？,;]) {2,}(?=[\u3400-\u9fff])")
 _LETTERS = re.compile(r"[^\W\d_]")
-_CODE_LINE = re.compile(r"^(?:\t| {4}|>>>|\.\.\. |#|\||\+[-=+]|[-=~^]{3})|\||\t")
+_CODE_LINE = re.compile(r"^\s*(?:>|#|\.\.\. )|[|\t{}=#`<>]|--|->")
 
 
-def collapse_blank_lines(text: str, max_blank: int = 2) -> str:
+def collapse_blank_lines(text: str, max_blank: int = 3) -> str:
     """At most max_blank blank lines in a row; lines of white space only count as blank."""
     return re.sub(r"\n(?:[ \t\u3000]*\n){%d,}" % (max_blank + 1), "\n" * (max_blank + 1), text)
 
@@ -28,8 +28,9 @@ def collapse_blank_lines(text: str, max_blank: int = 2) -> str:
 def collapse_space_runs(text: str, min_run: int = 3) -> str:
     """Runs of min_run or more spaces between words of a prose line become one space.
 
-    Two spaces stay: typists put them after a full stop. A line with several runs, or next to a line whose text is
-    aligned at the same column, is a table and stays, as do code, fenced blocks and indented lines.
+    Two spaces stay: typists put them after a full stop. A run counts between letters, 20 characters into a line that
+    is mostly letters; a line with several runs, or next to a line whose text is aligned at the same column, is a table
+    and stays, as do lines with signs of code, fenced blocks and indented lines.
     """
     lines = text.split("\n")
     spans = [[m for m in _RUN.finditer(line) if len(m.group()) >= min_run] if "  " in line else [] for line in lines]
@@ -41,7 +42,8 @@ def collapse_space_runs(text: str, min_run: int = 3) -> str:
             continue
         column = spans[i][0].end()
         near = [m.end() for j in (i - 1, i + 1) if 0 <= j < len(lines) for m in spans[j]]
-        if column not in near and len(_LETTERS.findall(line)) * 2 > len(line.replace(" ", "")):
+        prose = spans[i][0].start() >= 20 and len(_LETTERS.findall(line)) > 0.7 * len(line.replace(" ", ""))
+        if column not in near and prose:
             lines[i] = line[: spans[i][0].start()] + " " + line[column:]
     return "\n".join(lines)
 
@@ -58,10 +60,10 @@ def remove_repeated_lines(text: str, min_repeats: int = 3) -> str:
     """A line that stands min_repeats times or more in a row (blank lines aside) is kept once, at its first occurrence.
 
     Where the line stood earlier in the text, the whole run goes. Lines with fewer than two letters (rules, dots,
-    closing braces) are left alone.
+    closing braces) and lines indented by a tab or four spaces (code) are left alone.
     """
     lines = text.split("\n")
-    visible = [(i, line.strip()) for i, line in enumerate(lines) if line.strip()]
+    visible = [(i, line.rstrip()) for i, line in enumerate(lines) if line.strip()]
     seen: set[str] = set()
     dropped: set[int] = set()
     start = 0
@@ -69,7 +71,7 @@ def remove_repeated_lines(text: str, min_repeats: int = 3) -> str:
         if k < len(visible) and visible[k][1] == visible[start][1]:
             continue
         line = visible[start][1]
-        if k - start >= min_repeats and len(_LETTERS.findall(line)) >= 2:
+        if k - start >= min_repeats and len(_LETTERS.findall(line)) >= 2 and line[:1] != "\t" and line[:4] != "    ":
             first = start if line in seen else start + 1
             dropped.update(i for i, _ in visible[first:k])
         seen.add(line)
@@ -83,7 +85,7 @@ def boilerplate_patterns(lists: Sequence[str]) -> tuple[tuple[str, re.Pattern[st
 
     lists: `zh`, `en`, or paths of UTF-8 files. A list line is `BEGINNING` or `BEGINNING<tab>EXPRESSION`: a line of
     text goes when it begins with BEGINNING (case aside) and the rest matches EXPRESSION whole; without one, the rest
-    must be empty. Raises BoilerplateListError for a bad expression or a beginning of fewer than two characters.
+    must be empty. Raises BoilerplateListError for a bad expression or a beginning of fewer than three bytes.
     """
     found = []
     for name in lists:
@@ -98,18 +100,30 @@ def boilerplate_patterns(lists: Sequence[str]) -> tuple[tuple[str, re.Pattern[st
                 pattern = re.compile(re.escape(beginning) + (rest or r"\s*"), re.IGNORECASE)
             except re.error as error:
                 raise BoilerplateListError(f"{name}:{number}: {rest!r} is not a regular expression: {error}") from error
-            if len(beginning) < 2:
-                raise BoilerplateListError(f"{name}:{number}: begin with at least two characters, not {beginning!r}")
+            if len(beginning.encode()) < 3:
+                raise BoilerplateListError(f"{name}:{number}: begin with at least 3 bytes, not {beginning!r}")
             found.append((beginning.lower(), pattern))
     return tuple(found)
 
 
-def line_starts(lists: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """For the measuring pass: bool of 65,536, True at the hash of the first two characters of every beginning."""
+@lru_cache(maxsize=16)
+def line_starts(lists: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    """For the measuring pass: bool of 65,536, True at the hash of the first bytes of every beginning.
+
+    Where a beginning is shorter than the hashed bytes, every continuation of one byte is marked.
+    """
     table = np.zeros(65536, np.bool_)
     for beginning, _ in boilerplate_patterns(tuple(lists)):
-        a, b = (ord(char) | 32 if "A" <= char <= "Z" else ord(char) for char in beginning[:2])
-        table[(a * 31 + b * 7919) & 0xFFFF] = True
+        data = beginning.encode()
+        size = 6 if data[0] >= 0xE0 else 4
+        heads = [data[:size]]
+        while len(heads[0]) < size:
+            heads = [head + bytes([byte]) for head in heads for byte in (*range(9, 65), *range(91, 256))]
+        for head in heads:
+            value = 0
+            for byte in head:
+                value = value * 31 + byte
+            table[(value ^ (value >> 16)) & 0xFFFF] = True
     return table
 
 

@@ -1,7 +1,7 @@
 """Takes out HTML that a page left behind: character references, tags, whole pages.
 
 Text that merely contains `<` or `&` stays: `Vec<T>`, `a < b && c`, inline HTML in Markdown, references in code. A text
-is treated as a page when it has a document skeleton (`<html`, `<body`, `<!doctype`) or is dense with known tags; then
+is treated as a page when it begins with a document skeleton (`<!doctype html`, `<html`, `<body`) or is dense with known tags; then
 selectolax extracts its text. Linear in the text.
 """
 
@@ -15,7 +15,7 @@ from selectolax.lexbor import LexborHTMLParser
 
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _CODE = re.compile(r"```.*?(?:```|\Z)|``[^`\n]*``|`[^`\n]*`", re.DOTALL)
-_SKELETON = re.compile(r"<(?:!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
+_SKELETON = re.compile(r"\s*(?:<\?xml[^<>]{0,200}>\s*)?<(?:!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
 _TAGS = [
     "a",
     "abbr",
@@ -153,7 +153,7 @@ def strip_markup(text: str) -> str:
     """Pages reduced to their text; anything else as it is."""
     if "<" not in text:
         return text
-    if _SKELETON.search(text):
+    if _SKELETON.match(text):
         return page_text(text)
     tags = sum(1 for _ in _TAG.finditer(text))
     return page_text(text) if tags >= 3 and tags * 1000 > DENSE * len(text) else text

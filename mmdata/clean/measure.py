@@ -25,6 +25,8 @@ from mmdata.kernels import kernel
 
 Matrix = npt.NDArray[np.int64]
 
+ONE, TWO, THREE, LOW4, LOW6 = (np.uint64(number) for number in (1, 2, 3, 15, 63))
+
 # For the five marks TRADITIONAL .. ZH_STOP (table entry >> 10, without LIGATURE): four 15-bit counters in one int64.
 MARK_FIELDS = np.array(
     [(m & 1) | ((m >> 1) & 1) << 15 | ((m >> 2) & 1) << 30 | ((m >> 4) & 1) << 45 for m in range(64)], np.int64
@@ -103,11 +105,13 @@ def han_run(data: Any, i: int, line: Any, table: Any, words: Any, lengths: Any, 
     """
     value, previous, run = line
     first, longest, marks, packed, kana = count, row[c.LONGEST_RUN], 0, 0, 0
+    at = np.uint64(i)
     while count - first < 32000:  # the packed counters below have 15 bits each
-        lead = np.int64(data[i])
+        lead = np.uint64(data[at])
         if lead < 0xE3 or lead > 0xEF:
             break
-        code = ((lead & 15) << 12) | ((np.int64(data[i + 1]) & 63) << 6) | (np.int64(data[i + 2]) & 63)
+        code = (lead & LOW4) << np.uint64(12) | (np.uint64(data[at + ONE]) & LOW6) << np.uint64(6)
+        code |= np.uint64(data[at + TWO]) & LOW6
         info = np.int64(table[code])
         kind = info & 31
         if kind != t.HAN and kind != t.KANA:
@@ -115,14 +119,14 @@ def han_run(data: Any, i: int, line: Any, table: Any, words: Any, lengths: Any, 
         kana += kind == t.KANA
         marks |= info
         packed += MARK_FIELDS[info >> 10]
-        run = run + 1 if code == previous else 1
+        run = run + 1 if np.int64(code) == previous else 1
         longest = max(longest, run)
-        previous = code
-        words[count] = h.mix(np.uint64(code) * h.GRAM_BASE)
+        previous = np.int64(code)
+        words[count] = h.mix(code * h.GRAM_BASE)
         lengths[count] = 1
-        value = (value ^ np.uint64(code)) * PRIME
+        value = (value ^ code) * PRIME
         count += 1
-        i += 3
+        at += THREE
     row[c.LONGEST_RUN] = longest
     row[t.KANA] += kana
     row[t.HAN] += count - first - kana
@@ -131,7 +135,7 @@ def han_run(data: Any, i: int, line: Any, table: Any, words: Any, lengths: Any, 
     row[c.SIMPLIFIED] += (packed >> 15) & 0x7FFF
     row[c.GBK_TRACES] += (packed >> 30) & 0x7FFF
     row[c.ZH_STOPS] += packed >> 45
-    return i, count, value, previous, run
+    return np.int64(at), count, value, previous, run
 
 
 @kernel
@@ -141,8 +145,8 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
     lookup: (characters, pairs, stop words, line starts); sets: (stamp, mask, seen lines, state, shapes).
     """
     table, pairs, stops, shapes = lookup[0], lookup[1], lookup[2], sets[4]
-    i, count, category, previous, run, plain, word_chars, stop_words = bounds[0], 0, 0, 0, 0, 0, 0, 0
-    value, first, second, tail, width, han, letters, wide, gap = SEED, 0, 0, 0, 0, 0, 0, 0, 0
+    i, count, category, previous, run, plain, word_chars, stop_words, spaces = bounds[0], 0, 0, 0, 0, 0, 0, 0, 0
+    value, head, tail, width, han, letters, wide, gap = SEED, 0, 0, 0, 0, 0, 0, 0
     while i <= bounds[1]:
         code, size = np.int64(data[i]), 1
         if code >= 0x80:
@@ -150,14 +154,15 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
         info = np.int64(table[code]) if code < 65536 else astral_info(code)
         kind = info & 31
         if width == 0 and kind != t.SPACE and kind != t.WIDE_SPACE:
-            first, second, gap = code, decode(data, i + size)[0], 0
+            head, gap = i, 0
         if kind <= t.MARK:
-            word, end, shape, part = SEED, i, 0, WORD_BYTES[data[i]]
+            word, at, shape, part = SEED, np.uint64(i), 0, WORD_BYTES[data[i]]
             while part:
                 shape |= part
-                word = (word ^ np.uint64(data[end] | np.uint8(32))) * PRIME
-                end += 1
-                part = WORD_BYTES[data[end]]
+                word = (word ^ np.uint64(data[at] | np.uint8(32))) * PRIME
+                at += ONE
+                part = WORD_BYTES[data[at]]
+            end = np.int64(at)
             chars, category = end - i, 0
             plain += chars
             if data[end] >= 0xC2:
@@ -172,6 +177,8 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
             count, word_chars = count + 1, word_chars + chars
             width, tail, letters, gap, previous = width + gap + chars, end - 1, letters + chars, 0, 0
             value, i = (value ^ word) * PRIME, end
+            if data[end] == 32 and WORD_BYTES[data[end + 1]]:
+                i, gap, spaces = end + 1, 1, spaces + 1
             continue
         if kind <= t.KANA and size == 3:
             line, before = (value, previous, run), count
@@ -184,7 +191,8 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
         category = now
         row[kind] += 1
         if code == 10:
-            line = (value, first, second, tail, width, han, letters, wide, i == bounds[1])
+            row[c.TAILS] += data[i - 1] == 9 or (data[i - 1] == 32 and data[i - 2] == 32 and data[i - 3] == 32)
+            line = (value, head, tail, width, han, letters, wide, i == bounds[1])
             s.close_line(data, line, lookup, sets, row)
             value, width, han, letters, wide, gap, previous = SEED, 0, 0, 0, 0, 0, 0
         elif kind <= t.WIDE_SPACE and kind >= t.SPACE:
@@ -197,12 +205,15 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
             run, wide = run + 1 if code == previous else 1, wide | (kind == t.WIDE_PUNCT)
             previous = code
             row[c.LONGEST_RUN] = max(row[c.LONGEST_RUN], run)
+            if kind == t.HAN:  # beyond the Basic Multilingual Plane
+                words[count], lengths[count] = h.mix(np.uint64(code) * h.GRAM_BASE), 1
+                count, han = count + 1, han + 1
             other(data, i, code, info, bounds, row)
             value = (value ^ np.uint64(code)) * PRIME
             width, tail, gap = width + gap + 1, i, 0
         i += size
     row[t.LATIN], row[c.LATIN_WORD_CHARS], row[c.WORDS] = plain - row[t.DIGIT], word_chars, count
-    row[c.EN_STOPS], row[t.SPACE] = stop_words, row[t.SPACE] - 1
+    row[c.EN_STOPS], row[t.SPACE] = stop_words, row[t.SPACE] + spaces - 1
     return count
 
 
@@ -270,8 +281,8 @@ NO_STARTS = np.zeros(65536, np.bool_)
 def measure(texts: list[str], line_starts: npt.NDArray[np.bool_] = NO_STARTS) -> Matrix:
     """Rows of COLUMNS int64 counts, one for each text.
 
-    line_starts: bool of length 65,536 marking hashes of the first characters of boilerplate lines (see
-    mmdata.clean.boilerplate.line_starts); all False finds none.
+    line_starts: bool of length 65,536 marking hashes of the first bytes of boilerplate lines (see
+    mmdata.clean.lines.line_starts); all False finds none.
     """
     data, offsets = encode_batch(texts)
     out = np.zeros((len(texts), c.COLUMNS), np.int64)

@@ -124,9 +124,15 @@ def utf8_read_as_gbk(text: str) -> tuple[str | None, float]:
         whole = text.encode("gb18030").decode("utf-8")
     except UnicodeError:
         return None, share
-    return (whole if share > 0.3 else None), share
+    return (whole if share > RUIN_SHARE else None), share
 
 
+def repair_utf8_read_as_gbk(text: str) -> str:
+    """The text turned back where it is UTF-8 read as GBK and no byte was lost, else as it is."""
+    return utf8_read_as_gbk(text)[0] or text
+
+
+RUIN_SHARE = 0.3  # real Chinese has 0.00, text of UTF-8 read as GBK 0.4 and more
 _RUINS = re.compile("锟斤拷|烫烫烫|屯屯屯|\ufffd")
 
 

@@ -68,6 +68,8 @@ def wide_sign(code: int, row: Any) -> None:
     """A character beyond ASCII that is a space or a sign with a column of its own."""
     if code == 0x2026:
         row[c.ELLIPSES] += 1
+    elif code == 0x221A:
+        row[c.FTFY] += 1
     elif code == 0x2028 or code == 0x2029 or code == 0x85:
         row[c.RETURNS] += 1
     elif code == 0xA0 or 0x2000 <= code <= 0x200A or code == 0x202F or code == 0x205F or code == 0x1680:
@@ -146,19 +148,26 @@ def special_word(data: Any, start: int, first: int, last: int, size: int, state:
 
 
 @kernel
-def line_start_hash(first: int, second: int) -> int:
-    """16 bits of a line's first two visible bytes-decoded characters; see boilerplate.line_starts."""
-    a = first | 32 if 65 <= first <= 90 else first
-    b = second | 32 if 65 <= second <= 90 else second
-    return (a * 31 + b * 7919) & 0xFFFF
+def line_start_hash(data: Any, head: int) -> int:
+    """16 bits of a line's first 4 bytes (6 beyond ASCII) with letters folded; mmdata.clean.lines.line_starts agrees."""
+    value = 0
+    for j in range(head, head + (6 if data[head] >= 0xE0 else 4)):
+        byte = np.int64(data[j])
+        value = value * 31 + (byte | 32 if 65 <= byte <= 90 else byte)
+    return (value ^ (value >> 16)) & 0xFFFF
 
 
 @kernel
-def line_end(data: Any, tail: int, table: Any, row: Any) -> None:
-    """Count an ellipsis or a terminal mark whose first byte is data[tail]."""
-    code = np.int64(data[tail])
+def line_end(data: Any, head: int, tail: int, table: Any, row: Any) -> None:
+    """Count a bullet at byte head, and an ellipsis or a terminal mark whose first byte is data[tail]."""
+    first, code = np.int64(data[head]), np.int64(data[tail])
     if code >= 0xE0:
         code = ((code & 15) << 12) | (np.int64(data[tail + 1] & 63) << 6) | np.int64(data[tail + 2] & 63)
+    if first >= 0xE0:
+        first = ((first & 15) << 12) | (np.int64(data[head + 1] & 63) << 6) | np.int64(data[head + 2] & 63)
+    middle_dot = first == 0xC2 and data[head + 1] == 0xB7
+    square = 0x25A0 <= first <= 0x25FF
+    row[c.BULLET_LINES] += first == 0x2022 or first == 0x2D or first == 0x2A or middle_dot or square
     dots = tail >= 2 and code == 0x2E and data[tail - 1] == 0x2E and data[tail - 2] == 0x2E
     row[c.ELLIPSIS_LINES] += dots or code == 0x2026
     row[c.TERMINAL_LINES] += (table[code & 0xFFFF] & TERMINAL) != 0
@@ -166,8 +175,8 @@ def line_end(data: Any, tail: int, table: Any, row: Any) -> None:
 
 @kernel
 def close_line(data: Any, line: Any, lookup: Any, sets: Any, row: Any) -> None:
-    """End of a line: (hash, first and second code point, byte of the last visible character, ...); sets as in scan."""
-    value, first, second, tail, width, han, letters, wide, end = line
+    """End of a line: (hash, bytes of the first and last visible character, width, ...); sets as in scan."""
+    value, head, tail, width, han, letters, wide, end = line
     stamp, mask, seen, state, _ = sets
     if width == 0:
         state[BLANKS] += 1
@@ -178,10 +187,8 @@ def close_line(data: Any, line: Any, lookup: Any, sets: Any, row: Any) -> None:
         row[c.LINE_CHARS] += width
         row[c.SHORT_LINES] += width <= (SHORT_HAN if han else SHORT_OTHER)
         row[c.WIDE_LINES] += wide != 0 and han == 0
-        row[c.BULLET_LINES] += (first == 0x2022 or first == 0x2D or first == 0x2A or first == 0xB7
-                                or 0x25A0 <= first <= 0x25FF)  # fmt: skip
-        row[c.BOILERPLATE_STARTS] += lookup[3][line_start_hash(first, second)]
-        line_end(data, tail, lookup[0], row)
+        row[c.BOILERPLATE_STARTS] += lookup[3][line_start_hash(data, head)]
+        line_end(data, head, tail, lookup[0], row)
         if seen_before(value, stamp, mask, seen):
             row[c.DUPLICATE_LINES] += 1
             row[c.DUPLICATE_LINE_CHARS] += width

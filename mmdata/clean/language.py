@@ -1,0 +1,74 @@
+"""Which language and script a document is in, from the counts of the measuring pass.
+
+`zh`, `ja`, `ko`, `en`, `other`, or `und` where there are no letters. Accuracy on the sample corpora stands in
+docs/cleaning.md. Chinese without kana and without a simplified-only or traditional-only character has no variant. A
+fastText model by path (`FastTextModel`) replaces the guess where more languages matter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmdata.clean import columns as c
+from mmdata.clean import tables as t
+from mmdata.errors import MissingPackageError, RecipeError
+
+LANGUAGES = ("und", "zh", "ja", "ko", "en", "other")
+UND, ZH, JA, KO, EN, OTHER = range(6)
+KANA_SHARE = 0.05  # of Han and kana: Japanese prose has 0.4 and more, Chinese text that quotes Japanese less than this
+EN_STOP_SHARE = 0.08  # of Latin words: English prose has 0.35-0.45, other European languages less than 0.06
+
+Matrix = npt.NDArray[np.int64]
+
+
+def detect(rows: Matrix) -> npt.NDArray[np.int8]:
+    """Language number (an index of LANGUAGES) of each measured document."""
+    han, kana, hangul = rows[:, t.HAN], rows[:, t.KANA], rows[:, t.HANGUL]
+    latin, letters = rows[:, t.LATIN], rows[:, t.LETTER]
+    words = rows[:, c.LATIN_WORDS] - rows[:, c.DIGIT_WORDS]
+    east = han + kana
+    out = np.full(len(rows), OTHER, np.int8)
+    stops = rows[:, c.EN_STOPS]
+    english = (latin >= 0.9 * (latin + letters)) & ((stops >= EN_STOP_SHARE * words) | (words < 12))
+    out[english] = EN
+    out[(letters > latin)] = OTHER
+    out[(east * 2 >= words) & (east > 0) & (letters <= east * 3)] = ZH
+    out[(kana > KANA_SHARE * east) & (east * 2 >= words) & (east > 0)] = JA
+    out[(hangul > 0.3 * (hangul + east + latin + letters)) & (hangul > 0)] = KO
+    out[(east + latin + letters + hangul + rows[:, t.WIDE_ALNUM]) == 0] = UND
+    return out
+
+
+def script(row: npt.NDArray[np.int64]) -> str | None:
+    """`simplified` or `traditional` Chinese by which script's own characters are more, None where there are none."""
+    traditional, simplified = int(row[c.TRADITIONAL]), int(row[c.SIMPLIFIED])
+    if traditional == simplified:
+        return None
+    return "traditional" if traditional > simplified else "simplified"
+
+
+class FastTextModel:
+    """A fastText language model from a local file, such as lid.176.bin or GlotLID.
+
+    Raises MissingPackageError without the `fasttext` module and RecipeError when the file cannot be loaded.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            import fasttext
+        except ImportError as error:
+            raise MissingPackageError(
+                f"the language model {path} needs the fasttext module: pip install fasttext-predict"
+            ) from error
+        if not Path(path).is_file():
+            raise RecipeError(f"language: no model file at {path}")
+        self._model: Any = fasttext.load_model(path)
+
+    def predict(self, text: str) -> tuple[str, float]:
+        """Language code without fastText's `__label__` and its score; fastText reads one line."""
+        labels, scores = self._model.predict(text.replace("\n", " ")[:20000])
+        return (labels[0].removeprefix("__label__").split("_")[0], float(scores[0])) if labels else ("und", 0.0)

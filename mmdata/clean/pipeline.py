@@ -1,0 +1,142 @@
+"""The cleaning stage: a recipe applied to batches of documents.
+
+    cleaner = Cleaner(load_recipe("auto"))
+    result = cleaner.clean_documents(documents)
+
+One measuring pass over a batch (mmdata.clean.measure) decides which documents each repair looks at; documents that
+change are measured again before the next rule. Results depend on each document alone, never on the batch. A Cleaner
+is picklable and holds no open files, so a worker can be sent one. Parts with role text, user and assistant are
+repaired one by one; personal data is treated in every part; a drop takes the whole record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mmdata.clean import columns as c
+from mmdata.clean import language
+from mmdata.clean import tables as t
+from mmdata.clean.lines import line_starts
+from mmdata.clean.measure import NO_STARTS, measure
+from mmdata.clean.pii import KINDS, PiiOptions
+from mmdata.clean.recipe import Recipe, Step, load_recipe
+from mmdata.clean.steps import Batch, Verdicts, run_step
+from mmdata.document import Document, Drop
+
+REPAIRED_ROLES = frozenset(("text", "user", "assistant"))
+Matrix = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One document before and after for `--show`: the reason, where it stands, and both texts (after: None, dropped)."""
+
+    reason: str
+    path: str
+    line: int
+    before: str
+    after: str | None
+
+
+@dataclass(slots=True)
+class CleanResult:
+    """What became of a batch. kept and drops are in input order; every counter is a number of documents except
+    bytes_removed (UTF-8 bytes, negative where a step adds), seconds (process CPU time) and pii (hits)."""
+
+    kept: list[Document]
+    drops: list[Drop]
+    changed_documents: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    review: Counter[str] = field(default_factory=Counter)
+    flagged: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
+    pii: Counter[str] = field(default_factory=Counter)
+    bytes_removed: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+
+class Cleaner:
+    """A recipe ready to run. recipe: a Recipe, a built-in name or a path; pii: overrides the recipe's own action.
+
+    show: keep up to that many before/after samples of each reason in every batch. Raises RecipeError.
+    """
+
+    def __init__(self, recipe: Recipe | str = "auto", pii: str | None = None, show: int = 0) -> None:
+        self.recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
+        if pii is not None:
+            self.recipe = with_pii(self.recipe, pii)
+        self.show = show
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the resolved recipe, personal-data action included; the key of a keyed hash changes it too."""
+        return self.recipe.fingerprint
+
+    def clean_documents(self, documents: list[Document]) -> CleanResult:
+        """Apply the recipe; kept documents carry the cleaned texts, their language, and meta marks.
+
+        meta: `review` and `flags` are lists of rule names, `script` is simplified or traditional.
+        """
+        lists = [list_ for step in self.recipe.steps if step.name == "boilerplate" for list_ in step.parameters["lists"]]
+        batch = Batch.of(documents, line_starts(tuple(lists)) if lists else NO_STARTS)
+        result = CleanResult([], [], pii=batch.pii)
+        verdicts = Verdicts(len(documents))
+        for step in self.recipe.steps:
+            start = time.process_time()
+            run_step(step, batch, verdicts, result.changed, result.bytes_removed)
+            result.seconds[step.name] = result.seconds.get(step.name, 0.0) + time.process_time() - start
+        self._collect(documents, batch, verdicts, result)
+        return result
+
+    def _collect(self, documents: list[Document], batch: Batch, verdicts: Verdicts, result: CleanResult) -> None:
+        for i, document in enumerate(documents):
+            changed = i in batch.changed_by
+            drop = verdicts.dropped.get(i)
+            if self.show:
+                self._sample(documents[i], batch, i, drop[0] if drop else None, result)
+            if drop is not None:
+                result.dropped[drop[0]] += 1
+                result.drops.append(
+                    Drop(document.path, document.input_number, document.line, document.id, "clean", *drop)
+                )
+                continue
+            result.changed_documents += changed
+            kept = batch.documents[i] if changed else document
+            for name, counter in (("review", result.review), ("flags", result.flagged)):
+                marks = verdicts.marks[name].get(i)
+                if marks:
+                    counter.update(marks)
+                    kept.meta[name] = marks
+            if batch.languages is not None:
+                kept.language = language.LANGUAGES[batch.languages[i]] if kept.language is None else kept.language
+                result.languages[kept.language] += 1
+                variant = language.script(batch.rows[i]) if kept.language == "zh" else None
+                if variant:
+                    kept.meta["script"] = variant
+            result.kept.append(kept)
+
+    def _sample(self, before: Document, batch: Batch, i: int, reason: str | None, result: CleanResult) -> None:
+        for name in [reason] if reason else batch.changed_by.get(i, ()):
+            if sum(sample.reason == name for sample in result.samples) < self.show:
+                after = None if reason else batch.documents[i].text
+                result.samples.append(Sample(name, before.path, before.line, before.text, after))
+
+
+def with_pii(recipe: Recipe, action: str) -> Recipe:
+    """The recipe with one personal-data action for all kinds (off, count, replace, hash) or the default."""
+    steps = tuple(step for step in recipe.steps if step.name != "pii")
+    if action != "off":
+        given = next((step.parameters for step in recipe.steps if step.name == "pii"), None)
+        base = given or {"kinds": None, "key": ""}
+        steps = (*steps, Step("pii", {**base, "action": action}))
+    return Recipe(recipe.name, steps)
+
+
+__all__ = ["KINDS", "CleanResult", "Cleaner", "PiiOptions", "Sample", "c", "measure", "t", "with_pii"]
