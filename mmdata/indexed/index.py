@@ -6,6 +6,7 @@ What only a walk over the arrays can tell is in checks.py.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any, cast
@@ -112,6 +113,18 @@ def read_index_arrays(path: str, multimodal: bool = False, *, shown: str | None 
 
 def _view(raw: NDArray[np.uint8], start: int, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     return raw[start : start + count * dtype.itemsize].view(dtype)
+
+
+def has_mode_bytes(path: str) -> bool:
+    """Whether the local index is as long as one with mode bytes; only its size can tell. Raises as `open_index`."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEADER_SIZE)
+        size = os.path.getsize(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ShardNotFoundError("there is no such file", path=path, remedy="check the prefix") from error
+    header = unpack_header(head, path, multimodal=True)
+    return header.sequences > 0 and size == header.size
 
 
 def items(raw: NDArray[np.uint8], start: int, count: int, dtype: np.dtype[Any]) -> memoryview:

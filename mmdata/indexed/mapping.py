@@ -91,7 +91,8 @@ def forget(array: NDArray[Any]) -> None:
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
-    if not isinstance(owner, _Mapping | mmap.mmap) or not _POSIX:
+    owner = owner.obj if isinstance(owner, memoryview) else owner
+    if not isinstance(owner, _Mapping | _StandardMapping) or not _POSIX:
         return
     whole = np.asarray(owner) if isinstance(owner, _Mapping) else np.frombuffer(owner, np.uint8)
     base = whole.ctypes.data
@@ -111,11 +112,15 @@ def digest_mapped(raw: NDArray[np.uint8]) -> FileDigest:
     return FileDigest(raw.size, state.hexdigest())
 
 
+class _StandardMapping(mmap.mmap):
+    """A read-only map of a file made by the standard library, told apart from maps that others made."""
+
+
 def _standard_map(descriptor: int, size: int) -> mmap.mmap:
     options: dict[str, Any] = {"access": mmap.ACCESS_READ}
     if _POSIX:
         options["trackfd"] = False
-    return mmap.mmap(descriptor, size, **options)
+    return _StandardMapping(descriptor, size, **options)
 
 
 def _empty() -> NDArray[np.uint8]:

@@ -26,9 +26,10 @@ from mmdata.errors import (
 )
 from mmdata.indexed.checks import blocks, check_index_arrays, origin_fault
 from mmdata.indexed.combine import InputNumbers, combine_manifests
-from mmdata.indexed.manifest import Manifest, read_manifest
+from mmdata.indexed.index import has_mode_bytes
+from mmdata.indexed.manifest import Manifest
 from mmdata.indexed.mapping import forget
-from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, manifest_path
+from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, idx_path, manifest_path
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.shardset import ShardSet
 from mmdata.indexed.sidecars import ORIGIN_WIDTH, UNKNOWN_INPUT, whole_spans
@@ -71,7 +72,7 @@ def merge_shards(
 ) -> MergeResult:
     """Write the sequences of all parts, in the order given, as one shard at `output`.
 
-    multimodal: the parts have mode bytes (known from the manifest where there is one).
+    multimodal: the parts have mode bytes; found out from the first part when not said.
     Raises UsageError, TokenizerMismatchError, DtypeMergeError, ChecksumError (a part's bytes are not its manifest's),
     the errors of opening a shard, OutputExistsError, DiskFullError; then nothing is left at `output`.
     """
@@ -80,7 +81,7 @@ def merge_shards(
         raise UsageError("there is nothing to merge: give at least one prefix")
     if os.path.abspath(target) in {os.path.abspath(name) for name in names}:
         raise UsageError(f"{target}: the output is one of the parts; choose another name")
-    multimodal = multimodal or any(m is not None and m.multimodal for m in map(read_manifest, names[:1]))
+    multimodal = multimodal or has_mode_bytes(idx_path(names[0]))
     parts = [_survey(name, multimodal) for name in names]
     _check_tokenizers(parts)
     dtype = common_dtype([part.dtype for part in parts], names)

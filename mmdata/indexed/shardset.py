@@ -39,6 +39,7 @@ class ShardSet:
         """
         self.prefix = clean_prefix(prefix)
         self._overwrite = overwrite
+        self._published = False
         self.main = ShardWriter(self.prefix, work_dir=work_dir, overwrite=overwrite, **main_options)
         self.sidecars: dict[str, ShardWriter] = {}
         try:
@@ -64,6 +65,7 @@ class ShardSet:
         shard_set = cls.__new__(cls)
         shard_set.prefix = clean_prefix(prefix)
         shard_set._overwrite = overwrite
+        shard_set._published = False
         if not isinstance(state.get("main"), dict) or not isinstance(state.get("sidecars"), dict):
             raise CheckpointError(f"{shard_set.prefix}: the checkpoint state is not one of a shard set")
         shard_set.sidecars = {}
@@ -100,7 +102,9 @@ class ShardSet:
         """Seal and give all files their names, `.idx` last; returns the completed manifest."""
         self.seal()
         sides = {name: writer.seal() for name, writer in self.sidecars.items()}
-        return publish_shard(self.main.seal(), sides, manifest, overwrite=self._overwrite)
+        completed = publish_shard(self.main.seal(), sides, manifest, overwrite=self._overwrite)
+        self._published = True
+        return completed
 
     def abort(self) -> None:
         """Give up: as ShardWriter.abort, for all."""
@@ -113,5 +117,5 @@ class ShardSet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
+        if not self._published:
             self.abort()

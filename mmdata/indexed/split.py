@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from mmdata.errors import UsageError
 from mmdata.indexed.checks import blocks, document_ends
 from mmdata.indexed.cutter import ShardCutter, SplitPart
-from mmdata.indexed.index import ShardIndex
+from mmdata.indexed.index import ShardIndex, has_mode_bytes
 from mmdata.indexed.manifest import read_manifest
-from mmdata.indexed.paths import clean_prefix, key_suffix
+from mmdata.indexed.paths import clean_prefix, idx_path, key_suffix
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.sidecars import decode_origins
 
@@ -147,7 +147,8 @@ def split_shard(
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1")
     manifest = read_manifest(source_name)
-    source = IndexedDataset(source_name, multimodal=manifest is not None and manifest.multimodal)
+    multimodal = manifest.multimodal if manifest is not None else has_mode_bytes(idx_path(source_name))
+    source = IndexedDataset(source_name, multimodal=multimodal)
     cutter = ShardCutter(source, overwrite)
     suffix = key_suffix(source_name, manifest.key if manifest else None)
     if max_tokens is not None:

@@ -14,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.errors import CheckpointError, LengthMismatchError, OutputError
+from mmdata.errors import CheckpointError, LengthMismatchError, OutputError, UsageError
 from mmdata.indexed.durable import FileDigest, PartialFile, digest_file, disk_faults, remove, stage_beside
 from mmdata.indexed.mapping import forget
 from mmdata.indexed.paths import PARTIAL, bin_path, clean_prefix, idx_path
 from mmdata.indexed.publish import SealedShard, publish_shard, refuse_existing
 from mmdata.indexed.reader import IndexedDataset
+from mmdata.indexed.remote import is_remote
 from mmdata.indexed.spool import IndexSpool
 from mmdata.indexed.tokens import TokenRange, checked_ends, checked_lengths, checked_modes
 
@@ -77,6 +78,8 @@ class ShardWriter:
         multimodal: bool,
     ) -> None:
         self.prefix = clean_prefix(prefix)
+        if is_remote(self.prefix):
+            raise UsageError(f"{self.prefix}: shards are written to local paths; write here, then copy the files there")
         self.dtype = token_range.dtype
         self.tokens = 0
         self._range = token_range

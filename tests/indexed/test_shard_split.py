@@ -183,12 +183,6 @@ def test_mode_bytes_survive_every_split(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "x", vocab_size=10, multimodal=True) as writer:
         for number in range(9):
             writer.add_document([number, number], lengths=[1, 1], modes=[0, number])
-    # Only a manifest says that a shard is multimodal.
-    from test_shard_verify import StubTokenizer
-
-    from mmdata.indexed import adopt_shard
-
-    adopt_shard(tmp_path / "x", StubTokenizer(vocab_size=10, eod_id=None), multimodal=True)
     for part, numbers in zip(
         split_shard(tmp_path / "x", tmp_path / "o", "1,1,1", by="order"), ([0, 1, 2], [3, 4, 5], [6, 7, 8]), strict=True
     ):

@@ -500,3 +500,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.lengths.partial").unlink()
     with pytest.raises(errors.CheckpointError, match="lengths"):
         ShardWriter.resume(tmp_path / "x", state, vocab_size=100)
+
+
+def test_a_set_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
+    with ShardSet(tmp_path / "x", sidecars=["origin"], vocab_size=100) as shard_set:
+        shard_set.main.add_document([1])
+    assert names(tmp_path) == set()
+
+
+def test_writing_to_a_remote_address_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError, match="local paths"):
+        ShardWriter("s3://bucket/x", vocab_size=100)
