@@ -14,7 +14,7 @@ from mmdata.chat.conversation import conversation_of
 from mmdata.chat.formats import chat_parser
 from mmdata.chat.render import ChatOptions, ChatRenderer
 from mmdata.document import Document
-from mmdata.tokenizer import LoadedTokenizer
+from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
 
 COUNTS = {
     "chat_en_sharegpt": 500,
@@ -101,3 +101,38 @@ def test_all_answers_of_the_shared_chats_count_and_nothing_else(
             assert text.endswith("<|im_end|>")
             if not message.get("tool_calls"):
                 assert text == message["content"] + "<|im_end|>"
+
+
+SPACED = [
+    {"role": "user", "content": "Hello, 你好 world"},
+    {"role": "assistant", "content": "Once upon a time\nthere was."},
+    {"role": "user", "content": "and\n\nthen"},
+    {"role": "assistant", "content": "the end"},
+]
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("template", ["llama2", "mistral", "alpaca", "plain", "chatml"])
+@pytest.mark.parametrize("kind", ["prefix on every stretch", "prefix on the first stretch"])
+def test_tokenizers_that_put_a_space_in_front_agree_behind_control_tokens(
+    kind: str, template: str, shared: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    if kind == "prefix on every stretch":
+        where = shared / "models" / "stories260K" / "tokenizer.json"
+        hf = transformers.PreTrainedTokenizerFast(tokenizer_file=str(where), bos_token="<s>", eos_token="</s>")
+    else:
+        where = shared / "tokenizers" / "mistral_sp"
+        hf = transformers.LlamaTokenizer.from_pretrained(str(where), legacy=False)
+    renderer = ChatRenderer(load_tokenizer(where), ChatOptions(template=template))
+    ids, spans = renderer.render(SPACED)
+    assert ids.tolist() == hf.apply_chat_template(SPACED, chat_template=renderer.template.source, return_dict=False)
+    decoded = [hf.decode(ids[start:end]) for start, end in spans.tolist()]
+    assert ["Once upon a time\nthere was." in decoded[0], "the end" in decoded[1]] == [True, True]
+
+
+def test_tiktoken_ranks_render_the_ids_of_the_same_vocabulary(shared: Path, qwen3: LoadedTokenizer) -> None:
+    tiktoken = load_tokenizer(f"qwen:{shared / 'tokenizers' / 'qwen_tiktoken' / 'qwen.tiktoken'}")
+    ids, spans = ChatRenderer(tiktoken, ChatOptions(template="chatml")).render(SPACED)
+    ids_hf, spans_hf = ChatRenderer(qwen3, ChatOptions(template="chatml")).render(SPACED)
+    assert ids.tolist() == ids_hf.tolist() and spans.tolist() == spans_hf.tolist()
