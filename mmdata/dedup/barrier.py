@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, remove_scratch
+from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, clear_scratch, remove_scratch
 from mmdata.dedup.decisions import Decisions
 from mmdata.dedup.index import DedupIndex, Identity
 from mmdata.dedup.keeper import KeeperPolicy
@@ -59,11 +59,13 @@ class SignedBlock:
     lines: I64
 
 
-def sign_documents(documents: Sequence[Document], signer: Signer, policy: KeeperPolicy) -> SignedBlock:
-    """Sign and pack documents; pure."""
+def sign_documents(
+    documents: Sequence[Document], signer: Signer, policy: KeeperPolicy, with_records: bool = True
+) -> SignedBlock:
+    """Sign and pack documents; pure. with_records: see pack_frame."""
     count = len(documents)
     return SignedBlock(
-        pack_frame(documents),
+        pack_frame(documents, with_records),
         signer.sign([document.text for document in documents]),
         policy.order_keys(documents) if policy.ranks else None,
         np.fromiter((document.input_number for document in documents), np.int64, count),
@@ -106,8 +108,7 @@ class Barrier:
         self.run = DedupRun(params, folder, self.options.memory, Rule(ranked=self.options.policy.ranks))
         again = state is not None and (folder / DECIDING).exists()
         if state is None or again:
-            for path in [*folder.glob("*.pairs"), folder / "order.f8"]:
-                path.unlink(missing_ok=True)
+            clear_scratch(folder)
         else:
             self.run.resume(states["run"])
         self.spool = SpoolWriter(self.spool_path, states.get("spool"))
@@ -208,7 +209,7 @@ class Barrier:
                 signatures = self.signer.signatures([dropped_text, kept_text])
                 estimated = float(np.mean(signatures[0] == signatures[1]))
         names = self._named(document, source_names)[1], self._named(kept, source_names)[1]
-        return SampledPair(*names, exact, estimated, mask(dropped_text[:EXCERPT]), mask(kept_text[:EXCERPT]))
+        return SampledPair(*names, exact, estimated, _excerpt(dropped_text), _excerpt(kept_text))
 
     def add_to_index(self, name: str = "") -> None:
         """Put every kept document into the index; after all of `decide` was read. See IndexBatch.commit for name."""
@@ -231,15 +232,23 @@ class Barrier:
 
     def suspend(self) -> None:
         """Close the files and leave them, for a run that continues from its checkpoint."""
+        self.run.close()
         self.spool.close()
         self.origins.close()
 
 
-def drop_of(document: Document, decision: FrameDecision, place: int, params: DedupParams) -> Drop:
-    """The account of one dropped document, the `place`-th of its frame."""
+def _excerpt(text: str) -> str:
+    """Masked before it is cut, so that no half of something private is left."""
+    return mask(text[: 3 * EXCERPT])[:EXCERPT]
+
+
+def drop_of(
+    document: tuple[str, int, int, str | None], decision: FrameDecision, place: int, params: DedupParams
+) -> Drop:
+    """The account of one dropped document, the `place`-th of its frame: (path, input number, line, id)."""
     similarity = float(decision.similarity[place])
     return Drop(
-        path=document.path, input_number=document.input_number, line=document.line, id=document.id, stage="dedup",
+        path=document[0], input_number=document[1], line=document[2], id=document[3], stage="dedup",
         reason=REASONS[params.method], value=similarity, limit=1.0 if params.method == "exact" else params.threshold,
         kept=decision.kept_names[place], similarity=similarity,
     )  # fmt: skip

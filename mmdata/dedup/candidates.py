@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.dedup.components import MOST_NODES, NOBODY, flatten, unite_runs
-from mmdata.dedup.external import PairStore
+from mmdata.dedup.external import PairStore, pending_pairs
 from mmdata.errors import DedupParameterError
 
 U64 = NDArray[np.uint64]
@@ -51,7 +51,7 @@ def group(keys: PairStore, folder: Path | None, memory: int, lookup: KeyLookup |
 
     Consumes `keys`. Index documents appear as PINNED | number; also returns their distinct numbers, ascending.
     """
-    groups = PairStore(folder, "groups", KEY_SHIFT)
+    groups = PairStore(folder, "groups", KEY_SHIFT, pending_pairs(memory))
     found: list[U64] = []
     last: tuple[np.uint64, np.uint64, bool] | None = None
     for piece_keys, documents in keys.read_sorted(memory, consume=True):
@@ -94,7 +94,7 @@ def order_members(groups: PairStore, pinned: U64, total: int, rank_of: U32 | Non
         carry_key, carry_node = keys[-1:], nodes[-1:]
     flatten(parent, native)
     shift = max(int(nodes_total).bit_length() + 32 - 8, 32)
-    members = PairStore(groups.folder, "members", shift)
+    members = PairStore(groups.folder, "members", shift, groups.pending)
     for keys, documents in groups.read_unsorted(consume=True):
         nodes = _nodes(documents, pinned, rank_of)
         roots = parent[nodes].astype(np.uint64)

@@ -10,26 +10,28 @@ parent decides and writes. Scratch lies in OUT.work and is removed at the end; a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
-from mmdata.dedup.barrier import Barrier, BarrierOptions, SignedBlock, drop_of, sign_documents
+from mmdata.dedup.barrier import Barrier, BarrierOptions, FrameDecision, SignedBlock, drop_of, sign_documents
 from mmdata.dedup.decide import DEFAULT_MEMORY, remove_scratch
 from mmdata.dedup.index import DedupIndex
 from mmdata.dedup.keeper import KeeperPolicy
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
+from mmdata.dedup.rewrite import copy_kept
 from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
 from mmdata.dedup.spool import SpoolReader
-from mmdata.document import Document, Drop, Reject
-from mmdata.errors import OutputExistsError, UsageError
-from mmdata.jsonl import Block, InputFile, JsonlWriter, ReadOptions, find_inputs, read_blocks
+from mmdata.document import Reject
+from mmdata.errors import InputChangedError, OutputExistsError, UsageError
+from mmdata.jsonl import Block, InputFile, JsonlWriter, ReadOptions, find_inputs, read_blocks, stat_inputs
 from mmdata.records import RecordOptions, RecordParser, parse_block
 from mmdata.run.executor import Executor, make_executor
 
@@ -37,6 +39,7 @@ ParserFactory = Callable[[], RecordParser]
 AVERAGE_RECORD = 2000
 """Bytes a record, assumed by the plan for compressed input it has not read."""
 COMPRESSION = 4
+DROP_FIELDS = ("path", "line", "id", "stage", "reason", "value", "limit", "kept", "similarity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +171,8 @@ class _Deduplication:
         self._index = None if run.index is None else DedupIndex(Path(run.index), params)
         self._executor: Executor = make_executor(run.executor, run.workers)
         self._counts = _Counts()
+        self._from_stream = any(source.path == "-" for source in self._inputs)
+        self._facts = stat_inputs(self._inputs)
 
     def plan(self) -> Plan:
         """From the sizes of the inputs."""
@@ -203,7 +208,9 @@ class _Deduplication:
         compile_kernels(self._params, self._run.notice)
 
     def _read(self, barrier: Barrier) -> None:
-        build = partial(_build_worker, self._params, self._policy, self._run.records, self._run.parser)
+        build = partial(
+            _build_worker, self._params, self._policy, self._run.records, self._run.parser, self._from_stream
+        )
         blocks = read_blocks(self._inputs, self._run.read)
         with JsonlWriter(sibling(self._output, "_rejects.jsonl"), overwrite=self._run.overwrite) as rejects:
             for result in self._executor.map(build, blocks, describe=describe_block):
@@ -219,20 +226,48 @@ class _Deduplication:
         with (
             JsonlWriter(self._output, overwrite=overwrite) as kept_file,
             JsonlWriter(sibling(self._output, "_dropped.jsonl.gz"), overwrite=overwrite) as dropped_file,
+            SpoolReader(barrier.spool_path) as reader,
         ):
-            decisions = barrier.decide(self._names)
-            with SpoolReader(barrier.spool_path) as reader:
-                for decision in decisions:
-                    for place, document in enumerate(reader.documents(decision.frame)):
-                        if decision.kept_of[place] == -1:
-                            kept_file.write(document.record)
-                            self._counts.kept += 1
-                        else:
-                            dropped_file.write(drop_record(drop_of(document, decision, place, self._params), document))
-                            self._counts.dropped += 1
+            copy = self._copy_spooled if self._from_stream else self._copy_again
+            for decision in copy(kept_file, barrier, reader):
+                self._counts.kept += int(decision.kept.sum())
+                self._write_dropped(dropped_file, reader, decision)
+            if not self._from_stream and stat_inputs(self._inputs) != self._facts:
+                raise InputChangedError("an input changed while it was deduplicated: run the command again")
             report = self._report(barrier)
-        write_json(sibling(self._output, "_report.json"), asdict(report))
+        write_json(sibling(self._output, "_report.json"), {name: getattr(report, name) for name in report.__slots__})
         return report
+
+    def _copy_again(self, kept_file: JsonlWriter, barrier: Barrier, reader: SpoolReader) -> Iterator[FrameDecision]:
+        """Read the inputs a second time: block by block, the frame that was made of it decides."""
+        parser = None if self._run.parser is None else self._run.parser()
+        blocks = read_blocks(self._inputs, self._run.read)
+        for decision, block in zip(barrier.decide(self._names), blocks, strict=True):
+            first = decision.first_document
+            lines = barrier.origins.lines(first, first + len(decision.kept))
+            copy_kept(kept_file, block, lines[decision.kept], self._run.records, parser)
+            yield decision
+
+    def _copy_spooled(self, kept_file: JsonlWriter, barrier: Barrier, reader: SpoolReader) -> Iterator[FrameDecision]:
+        """Standard input cannot be read again: its records are in the spool."""
+        for decision in barrier.decide(self._names):
+            for place, document in enumerate(reader.documents(decision.frame)):
+                if decision.kept_of[place] == -1:
+                    kept_file.write(document.record)
+            yield decision
+
+    def _write_dropped(self, file: JsonlWriter, reader: SpoolReader, decision: FrameDecision) -> None:
+        places = np.flatnonzero(~decision.kept).tolist()
+        if not places:
+            return
+        identities = reader.identities(decision.frame)
+        for place in places:
+            drop = drop_of(identities[place], decision, place, self._params)
+            record = {name: getattr(drop, name) for name in DROP_FIELDS}
+            if drop.path == "-":
+                record["text"] = reader.texts([decision.first_document + place], 1)[0]
+            file.write(record)
+        self._counts.dropped += len(places)
 
     def _report(self, barrier: Barrier) -> DedupReport:
         statistics = barrier.statistics.to_json(self._names)
@@ -240,14 +275,14 @@ class _Deduplication:
 
 
 def _build_worker(
-    params: DedupParams, policy: KeeperPolicy, records: RecordOptions, parser: ParserFactory | None
+    params: DedupParams, policy: KeeperPolicy, records: RecordOptions, parser: ParserFactory | None, with_records: bool
 ) -> Callable[[Block], _Signed]:
     signer = Signer(params)
     parse_record = None if parser is None else parser()
 
     def work(block: Block) -> _Signed:
         parsed = parse_block(block, records, parse_record)
-        signed = sign_documents(parsed.documents, signer, policy)
+        signed = sign_documents(parsed.documents, signer, policy, with_records)
         return _Signed(signed, parsed.rejects, parsed.records, parsed.blank)
 
     return work
@@ -287,15 +322,6 @@ def text_bytes_guess(inputs: Sequence[InputFile]) -> int:
 def reject_record(reject: Reject) -> dict[str, Any]:
     """The line of the rejects file."""
     return {"path": reject.path, "line": reject.line, "reason": reject.reason, "excerpt": reject.excerpt}
-
-
-def drop_record(drop: Drop, document: Document) -> dict[str, Any]:
-    """The line of the dropped file; with the text where the input was standard input."""
-    record = asdict(drop)
-    del record["input_number"], record["text"]
-    if drop.path == "-":
-        record["text"] = document.text
-    return record
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:

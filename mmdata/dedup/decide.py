@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from mmdata.dedup.candidates import KEY_SHIFT, KeyLookup, Members, document_chunks, group, order_members
 from mmdata.dedup.decisions import Decisions
-from mmdata.dedup.external import PairStore
+from mmdata.dedup.external import PairStore, pending_pairs
 from mmdata.dedup.keeper import F64, U32, rank_in_memory, rank_on_disk
+from mmdata.dedup.key_log import KeyLog
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.signer import ShingleSets, Signed, concatenate_sets
 from mmdata.dedup.walk import ALWAYS_KEPT, NEVER_KEPT, ORDINARY, Piece, make_walker
@@ -31,7 +32,6 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 CHUNK_DOCUMENTS = 4096
-CHUNK_BYTES = 8 << 20
 DEFAULT_MEMORY = 256 << 20
 LOW32 = np.uint64(0xFFFFFFFF)
 
@@ -77,15 +77,14 @@ class DedupRun:
         self.params, self.folder, self.memory = params, work_dir, memory
         self.rule = rule if rule is not None else Rule()
         self.total, self.uncounted, self.compared = 0, 0, 0
-        self._keys = PairStore(work_dir, "keys", KEY_SHIFT)
+        self._keys = KeyLog(work_dir, params.keys_per_document)
         self._order: list[F64] = []
 
     def add(self, signed: Signed, order_keys: F64 | None = None) -> None:
         """Take the next documents; order_keys: float64 for each, greatest kept first, needed when the rule ranks."""
         count = len(signed.keys)
         numbers = np.arange(self.total, self.total + count, dtype=np.uint64)[signed.counted]
-        width = signed.keys.shape[1]
-        self._keys.append(signed.keys[signed.counted].ravel(), np.repeat(numbers, width))
+        self._keys.append(numbers, signed.keys[signed.counted])
         if self.rule.ranked:
             assert order_keys is not None and len(order_keys) == count, "a ranking rule needs a key for each document"
             self._add_order(order_keys)
@@ -98,6 +97,10 @@ class DedupRun:
             return
         with self._order_path().open("ab") as file:
             file.write(order_keys.astype("<f8").tobytes())
+
+    def close(self) -> None:
+        """Close files; everything stays for `resume`."""
+        self._keys.close()
 
     def checkpoint(self) -> dict[str, Any]:
         """Make everything added durable; returns a small JSON state for `resume`. Needs a work folder."""
@@ -139,7 +142,7 @@ class DedupRun:
         source: the texts' shingle sets. index: documents that win over all of these. progress: told how many
         documents that share a key were decided so far.
         """
-        groups, pinned = group(self._keys, self.folder, self.memory, index)
+        groups, pinned = group(self._sorted_keys(), self.folder, self.memory, index)
         rank_of = self._rank()
         members = order_members(groups, pinned, self.total, rank_of, native)
         document_of = None if rank_of is None else _inverse(rank_of)
@@ -158,6 +161,13 @@ class DedupRun:
         self.compared = walker.compared
         return decisions
 
+    def _sorted_keys(self) -> PairStore:
+        """The pairs (key, document), partitioned by key."""
+        store = PairStore(self.folder, "keys", KEY_SHIFT, pending_pairs(self.memory))
+        for numbers, keys in self._keys.drain():
+            store.append(keys.ravel(), np.repeat(numbers, keys.shape[1]))
+        return store
+
     def _rank(self) -> U32 | None:
         if not self.rule.ranked:
             return None
@@ -167,6 +177,10 @@ class DedupRun:
         rank = rank_on_disk(path, self.total) if self.total else np.zeros(0, dtype=np.uint32)
         path.unlink(missing_ok=True)
         return rank
+
+    def _chunk_bytes(self) -> int:
+        """Text a chunk may hold: its sets and tables take about four times as much."""
+        return max(self.memory // 8, 1 << 16)
 
     def _pieces(
         self, members: Members, document_of: U32 | None, source: SetSource, index: PinnedSource | None
@@ -181,7 +195,7 @@ class DedupRun:
             kind = self._kinds(documents)
             low = 0
             while low < len(documents):
-                sets = _load(documents[low:], members.pinned, source, index)
+                sets = _load(documents[low:], self._chunk_bytes(), source, index)
                 high = low + len(sets)
                 span = key_starts[low : high + 1]
                 yield Piece(
@@ -223,11 +237,11 @@ def _documents(nodes: U64, pinned: U64, document_of: U32 | None) -> I64:
     return documents
 
 
-def _load(documents: I64, pinned: U64, source: SetSource, index: PinnedSource | None) -> ShingleSets:
+def _load(documents: I64, limit_bytes: int, source: SetSource, index: PinnedSource | None) -> ShingleSets:
     """Sets of a leading part of the documents, at least of the first; a run of one kind (ours or the index's) each."""
     parts: list[ShingleSets] = []
     done, tokens = 0, 0
-    while done < len(documents) and tokens < CHUNK_BYTES // 4:
+    while done < len(documents) and tokens < limit_bytes // 4:
         of_index = documents[done:] < 0
         run = int(np.argmax(of_index != of_index[0])) or len(of_index)
         wanted = documents[done : done + run]
@@ -235,11 +249,17 @@ def _load(documents: I64, pinned: U64, source: SetSource, index: PinnedSource | 
             assert index is not None, "index documents come from an index"
             sets = index.sets((-2 - wanted[:256]).astype(np.uint64))
         else:
-            sets = source.load(wanted, CHUNK_BYTES)
+            sets = source.load(wanted, limit_bytes)
         parts.append(sets)
         done += len(sets)
         tokens += len(sets.values)
     return concatenate_sets(parts)
+
+
+def clear_scratch(folder: Path) -> None:
+    """Delete what a DedupRun may have left in its folder."""
+    for path in [*folder.glob("*.pairs"), *folder.glob("keys-*.log"), folder / "order.f8"]:
+        path.unlink(missing_ok=True)
 
 
 def remove_scratch(folder: Path) -> None:

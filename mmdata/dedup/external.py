@@ -1,28 +1,29 @@
 """External sort of (key, payload) pairs of 64 bits each, partitioned by the key's leading bits.
 
 Append writes each pair once into its partition (16 bytes a pair); reading sorts one partition at a time in memory, or
-a slice of it where a partition is larger than the memory given (then the partition is read once for each slice). All
-stays in memory until `spill_bytes` when there is no folder to write to, or the data is small.
+a slice of it where a partition is larger than the memory given (then the partition is read once for each slice).
+Without a folder, or while there are few pairs, nothing is written.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.errors import DedupStateError
-
 U64 = NDArray[np.uint64]
 PAIR_BYTES = 16
 READ_PAIRS = 1 << 18
-PENDING_PAIRS = 1 << 19
-"""Pairs buffered before they are scattered to the partition files: 8 MiB."""
+MOST_PENDING = 1 << 21
+LEAST_PENDING = 1 << 12
+
+
+def pending_pairs(memory: int) -> int:
+    """How many pairs are gathered before they are scattered to the partition files: at most 32 MiB of them."""
+    return min(max(memory // (4 * PAIR_BYTES), LEAST_PENDING), MOST_PENDING)
 
 
 class PairStore:
@@ -31,8 +32,8 @@ class PairStore:
     shift: a pair belongs to partition `key >> shift`. Equal content gives equal results for any batching.
     """
 
-    def __init__(self, folder: Path | None, name: str, shift: int) -> None:
-        self.folder, self.name, self.shift = folder, name, shift
+    def __init__(self, folder: Path | None, name: str, shift: int, pending: int = MOST_PENDING) -> None:
+        self.folder, self.name, self.shift, self.pending = folder, name, shift, pending
         self.total = 0
         self._pending: list[tuple[U64, U64]] = []
         self._pending_pairs = 0
@@ -45,59 +46,41 @@ class PairStore:
         self._pending.append((keys, payloads))
         self._pending_pairs += len(keys)
         self.total += len(keys)
-        if self._pending_pairs >= PENDING_PAIRS and self.folder is not None:
-            self.flush()
+        if self._pending_pairs >= self.pending and self.folder is not None:
+            self._flush()
 
-    def flush(self) -> None:
-        """Write what is buffered to the partition files (nothing to do in memory)."""
-        if self.folder is None or not self._pending:
-            return
+    def _flush(self) -> None:
+        """Write what is pending to the partition files."""
         keys = np.concatenate([pair[0] for pair in self._pending])
         payloads = np.concatenate([pair[1] for pair in self._pending])
         self._pending, self._pending_pairs = [], 0
-        partitions = (keys >> np.uint64(self.shift)).astype(np.int64)
+        # Sixteen bits, for which numpy's stable sort is a radix sort.
+        partitions = (keys >> np.uint64(self.shift)).astype(np.uint16)
         order = np.argsort(partitions, kind="stable")
         pairs = np.empty((len(keys), 2), dtype="<u8")
         pairs[:, 0], pairs[:, 1] = keys[order], payloads[order]
         numbers, firsts = np.unique(partitions[order], return_index=True)
         for number, low, high in zip(numbers.tolist(), firsts, [*firsts[1:], len(pairs)], strict=True):
-            with self._path(number).open("ab") as file:
+            with self._path(number).open("ab" if number in self._sizes else "wb") as file:
                 file.write(pairs[low:high].tobytes())
             self._sizes[number] = self._sizes.get(number, 0) + int(high - low)
 
-    def checkpoint(self) -> dict[str, Any]:
-        """Make what was appended durable; the state lets `resume` cut away whatever came later."""
-        self.flush()
-        for number in self._sizes:
-            with self._path(number).open("rb+") as file:
-                os.fsync(file.fileno())
-        return {"total": self.total, "sizes": {str(number): size for number, size in sorted(self._sizes.items())}}
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Continue after a checkpoint: cut partitions to their recorded sizes, remove later ones.
-
-        Raises DedupStateError when a partition is shorter than recorded.
-        """
-        sizes = {int(number): int(size) for number, size in state["sizes"].items()}
-        folder = self._folder()
-        for path in sorted(folder.glob(f"{self.name}-*.pairs")):
-            number = int(path.stem.rpartition("-")[2])
-            if number not in sizes:
-                path.unlink()
-        for number, size in sizes.items():
-            path = self._path(number)
-            found = path.stat().st_size if path.exists() else 0
-            if found < size * PAIR_BYTES:
-                raise DedupStateError(f"{path}: {found} bytes, the checkpoint recorded {size * PAIR_BYTES}: start anew")
-            os.truncate(path, size * PAIR_BYTES)
-        self._sizes, self.total = sizes, int(state["total"])
+    def _on_disk(self) -> bool:
+        """Whether anything was written; then the rest is written too, so that all is in one place."""
+        if not self._sizes:
+            return False
+        if self._pending:
+            self._flush()
+        return True
 
     def read_unsorted(self, consume: bool) -> Iterator[tuple[U64, U64]]:
         """All pairs in pieces, in partition order and no order within; consume deletes each partition once read."""
-        if self.folder is None:
-            yield from self._pending
+        if not self._on_disk():
+            pending = self._pending
+            if consume:
+                self._pending, self._pending_pairs = [], 0
+            yield from pending
             return
-        self.flush()
         for number in sorted(self._sizes):
             for pairs in self._pieces(number):
                 yield pairs[:, 0], pairs[:, 1]
@@ -111,11 +94,13 @@ class PairStore:
 
         memory: bytes one piece and its sorting may take. Only a key with more pairs than fit is split over pieces.
         """
-        if self.folder is None:
+        if not self._on_disk():
             if self._pending:
-                yield _sort(*(np.concatenate([pair[i] for pair in self._pending]) for i in (0, 1)))
+                keys, payloads = (np.concatenate([pair[i] for pair in self._pending]) for i in (0, 1))
+                if consume:
+                    self._pending, self._pending_pairs = [], 0
+                yield _sort(keys, payloads)
             return
-        self.flush()
         limit = max(memory // (4 * PAIR_BYTES), 1)
         for number in sorted(self._sizes):
             yield from self._sorted_slices(number, limit)

@@ -46,16 +46,20 @@ class Origins:
 
     def inputs(self, start: int, stop: int) -> I64:
         """Input numbers of documents start to stop - 1."""
+        return self._entries(start, stop)["input"].astype(np.int64)
+
+    def lines(self, start: int, stop: int) -> I64:
+        """Lines of documents start to stop - 1."""
+        return self._entries(start, stop)["line"].astype(np.int64)
+
+    def _entries(self, start: int, stop: int) -> NDArray[np.void]:
         self._file.flush()
         self._file.seek(start * ENTRY.itemsize)
-        raw = self._file.read((stop - start) * ENTRY.itemsize)
-        return np.frombuffer(raw, dtype=ENTRY)["input"].astype(np.int64)
+        return np.frombuffer(self._file.read((stop - start) * ENTRY.itemsize), dtype=ENTRY)
 
     def lookup(self, document: int) -> tuple[int, int]:
         """(input number, line) of one document."""
-        self._file.flush()
-        self._file.seek(document * ENTRY.itemsize)
-        entry = np.frombuffer(self._file.read(ENTRY.itemsize), dtype=ENTRY)[0]
+        entry = self._entries(document, document + 1)[0]
         return int(entry["input"]), int(entry["line"])
 
     def close(self) -> None:

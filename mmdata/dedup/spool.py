@@ -1,9 +1,9 @@
 """The spool: cleaned documents on disk between cleaning and encoding, readable again one by one.
 
-A frame is what one worker packed: pieces of about 128 KiB of text, each two zstd blocks, the texts and everything else,
-so that verifying a candidate unpacks one piece and no JSON. The parent appends frames; `checkpoint` gives a state from
-which a killed run continues. Packing runs at about 250 MB/s, unpacking at about 500 MB/s a core; size is about .4 of
-the text. The file is scratch: its format may change with any version.
+A frame is what one worker packed: pieces of about 128 KiB of text, each with its texts' lengths and two zstd blocks,
+the texts and everything else, so that verifying a candidate unpacks one piece and no JSON. The parent appends frames;
+`checkpoint` gives a state from which a killed run continues. Packing runs at about 200 MB/s, unpacking at about 400
+MB/s a core; size is about .4 (English) to .5 (Chinese) of the text. Scratch: its format may change any time.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ import orjson
 import zstandard
 from numpy.typing import NDArray
 
-from mmdata.dedup.signer import ShingleSets, Signer, concatenate_sets
+from mmdata.dedup.signer import ShingleSets, Signer
 from mmdata.document import Document, Part
 from mmdata.errors import DedupStateError
 
 I64 = NDArray[np.int64]
 
 PIECE_BYTES = 1 << 17
-LEVEL = 1
+LEVEL = -1
 HEAD_FIELDS = 4
 """uint64 at a frame's start: MARK, bytes of the whole frame, documents, pieces."""
 PIECE_FIELDS = 4
-"""uint64 for each piece: documents, bytes of its texts block, bytes of its records block, JSON dialect."""
+"""uint64 for each piece: documents, bytes of its texts block, bytes of its records block, JSON dialect.
+A piece is the lengths of its texts in bytes (uint64 each), the texts block, the records block."""
 MARK = 0x6C6F6F70536D6D31
 ORJSON, JSON = 0, 1
 
 
-def pack_frame(documents: Sequence[Document]) -> bytes:
+def pack_frame(documents: Sequence[Document], with_records: bool = True) -> bytes:
     """Documents as one frame; pure, for workers.
 
     Records and meta must be JSON values (a tuple in meta comes back as a list); texts may hold anything.
+    with_records: without, `Document.record` comes back empty, for callers that read the input again.
     """
     compressor = zstandard.ZstdCompressor(level=LEVEL)
     table: list[int] = []
@@ -49,11 +51,11 @@ def pack_frame(documents: Sequence[Document]) -> bytes:
         texts = [[part.text.encode("utf-8", "surrogatepass") for part in document.parts] for document in piece]
         joined = [b"\n".join(parts) for parts in texts]
         lengths = np.array([len(text) for text in joined], dtype="<u8")
-        rows = [_row(document, parts) for document, parts in zip(piece, texts, strict=True)]
+        rows = [_row(document, parts, with_records) for document, parts in zip(piece, texts, strict=True)]
         dialect, described = _to_json(rows)
-        pair = [compressor.compress(lengths.tobytes() + b"".join(joined)), compressor.compress(described)]
+        pair = [compressor.compress(b"".join(joined)), compressor.compress(described)]
         table += [len(piece), len(pair[0]), len(pair[1]), dialect]
-        blocks += pair
+        blocks += [lengths.tobytes(), *pair]
     pieces = len(table) // PIECE_FIELDS
     size = 8 * (HEAD_FIELDS + len(table)) + sum(map(len, blocks))
     head = np.array([MARK, size, len(documents), pieces, *table], dtype="<u8")
@@ -72,9 +74,9 @@ def _pieces(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
         yield documents[low:]
 
 
-def _row(document: Document, texts: list[bytes]) -> list[Any]:
+def _row(document: Document, texts: list[bytes], with_records: bool) -> list[Any]:
     """Everything but the texts: a record's value that equals a part's text is left out and put back on reading."""
-    record: dict[str, Any] = document.record
+    record: dict[str, Any] = document.record if with_records else {}
     held = [part.json_path for part in document.parts if record.get(part.json_path) == part.text]
     if held:
         record = {key: None if key in held else value for key, value in record.items()}
@@ -179,7 +181,7 @@ class SpoolReader:
                 count, text_bytes, record_bytes, dialect = table[i : i + PIECE_FIELDS]
                 self._pieces.append(_Piece(self.documents_total, count, place, text_bytes, record_bytes, dialect))
                 self.documents_total += count
-                place += text_bytes + record_bytes
+                place += 8 * count + text_bytes + record_bytes
             self._frames.append(len(self._pieces))
             offset += head[1]
 
@@ -202,38 +204,56 @@ class SpoolReader:
         piece = self._pieces[int(np.searchsorted(self._firsts, number, side="right")) - 1]
         return self._unpack(piece)[number - piece.first]
 
+    def identities(self, frame: int) -> list[tuple[str, int, int, str | None]]:
+        """(path, input number, line, id) of each document of a frame, without unpacking texts."""
+        pieces = self._pieces[self._frames[frame] : self._frames[frame + 1]]
+        return [(row[0], row[1], row[2], row[3]) for piece in pieces for row in self._rows(piece)]
+
     def texts(self, numbers: Sequence[int], limit_bytes: int) -> list[str]:
-        """The texts of the first of these documents, as many as have about limit_bytes, at least one."""
-        out: list[str] = []
-        places = np.searchsorted(self._firsts, np.asarray(numbers, dtype=np.int64), side="right") - 1
-        held, size = -1, 0
-        block, ends = b"", np.zeros(0, dtype=np.int64)
-        for number, place in zip(numbers, places.tolist(), strict=True):
-            if place != held:
-                block, ends = self._text_block(self._pieces[place])
-                held = place
+        """The texts of the first of these documents, as many as have about limit_bytes, at least one.
+
+        Each piece they stand in is unpacked once, in file order.
+        """
+        places = (np.searchsorted(self._firsts, np.asarray(numbers, dtype=np.int64), side="right") - 1).tolist()
+        count, size = 0, 0
+        bounds: dict[int, I64] = {}
+        for number, place in zip(numbers, places, strict=True):
+            if place not in bounds:
+                bounds[place] = self._bounds(self._pieces[place])
             local = number - self._pieces[place].first
-            text = block[ends[local] : ends[local + 1]]
-            if out and size + len(text) > limit_bytes:
+            size += int(bounds[place][local + 1] - bounds[place][local])
+            if count and size > limit_bytes:
                 break
-            out.append(text.decode("utf-8", "surrogatepass"))
-            size += len(text)
+            count += 1
+        out = [""] * count
+        held, block = -1, b""
+        for slot in sorted(range(count), key=numbers.__getitem__):
+            if places[slot] != held:
+                held = places[slot]
+                block = self._text_block(self._pieces[held])
+            local = numbers[slot] - self._pieces[held].first
+            out[slot] = block[bounds[held][local] : bounds[held][local + 1]].decode("utf-8", "surrogatepass")
         return out
 
-    def _text_block(self, piece: _Piece) -> tuple[bytes, I64]:
-        """The piece's texts joined, and documents + 1 offsets into them."""
+    def _bounds(self, piece: _Piece) -> I64:
+        """documents + 1 offsets into the piece's texts."""
         self._file.seek(piece.offset)
-        raw = self._decompressor.decompress(self._file.read(piece.text_bytes))
-        lengths = np.frombuffer(raw, dtype="<u8", count=piece.documents).astype(np.int64)
-        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-        return raw[8 * piece.documents :], ends
+        lengths = np.frombuffer(self._file.read(8 * piece.documents), dtype="<u8").astype(np.int64)
+        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+    def _text_block(self, piece: _Piece) -> bytes:
+        self._file.seek(piece.offset + 8 * piece.documents)
+        return self._decompressor.decompress(self._file.read(piece.text_bytes))
+
+    def _rows(self, piece: _Piece) -> list[list[Any]]:
+        self._file.seek(piece.offset + 8 * piece.documents + piece.text_bytes)
+        described = self._decompressor.decompress(self._file.read(piece.record_bytes))
+        rows: list[list[Any]] = orjson.loads(described) if piece.dialect == ORJSON else json.loads(described)
+        return rows
 
     def _unpack(self, piece: _Piece) -> list[Document]:
-        block, ends = self._text_block(piece)
-        self._file.seek(piece.offset + piece.text_bytes)
-        described = self._decompressor.decompress(self._file.read(piece.record_bytes))
-        rows = orjson.loads(described) if piece.dialect == ORJSON else json.loads(described)
-        return [_document(row, block[ends[i] : ends[i + 1]]) for i, row in enumerate(rows)]
+        bounds, block = self._bounds(piece), self._text_block(piece)
+        return [_document(row, block[bounds[i] : bounds[i + 1]]) for i, row in enumerate(self._rows(piece))]
 
     def close(self) -> None:
         """Close the file."""
@@ -247,7 +267,7 @@ def _document(row: list[Any], joined: bytes) -> Document:
         text = joined[at : at + length].decode("utf-8", "surrogatepass")
         parts.append(Part(json_path, role, text))
         at += length + 1
-        if json_path in held:
+        if json_path in held and record:
             record[json_path] = text
     return Document(path, input_number, line, identity, record, tuple(parts), language, meta)
 
@@ -259,7 +279,5 @@ class SpoolSource:
         self.reader, self.signer = reader, signer
 
     def load(self, documents: I64, limit_bytes: int) -> ShingleSets:
-        """See SetSource. Documents are read in spool order, so that neighbours share one unpacking."""
-        numbers = documents.tolist()
-        texts = self.reader.texts(numbers, limit_bytes)
-        return concatenate_sets([self.signer.sets(texts)])
+        """See SetSource."""
+        return self.signer.sets(self.reader.texts(documents.tolist(), limit_bytes))

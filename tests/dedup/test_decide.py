@@ -170,6 +170,7 @@ def test_scratch_on_disk_any_batching_and_a_resumed_run_decide_the_same(
     state = first.checkpoint()
     fill(first, 700, 900, 50)
     first.checkpoint()
+    first.close()
     second = DedupRun(params, tmp_path, memory, Rule(ranked=ranked))
     second.resume(state)
     fill(second, 700, 1200, 33)
