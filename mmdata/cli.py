@@ -80,11 +80,41 @@ def tokenizer_options(command: Any) -> Any:
     return command
 
 
+def cleaning_options(command: Any) -> Any:
+    """Adds what `convert` does to documents before they are tokenized."""
+    for option in reversed((
+        click.option("--recipe", default="auto", show_default=True, help="auto, zh, en, none, ... or a file."),
+        click.option("--pii", metavar="ACTION", help="off, count, replace or hash; default: what the recipe says."),
+        click.option("--pii-key", metavar="KEY", help="Key of the hash, for --pii hash."),
+        click.option("--dedup", default="minhash", show_default=True, help="none, exact or minhash."),
+        click.option("--dedup-threshold", type=float, default=0.8, show_default=True, help="Jaccard similarity."),
+        click.option("--dedup-index", metavar="DIR", help="Deduplicate against earlier runs, and remember this one."),
+        click.option("--memory", default="256M", show_default=True, help="Memory for sorting."),
+    )):
+        command = option(command)
+    return command
+
+
+def chat_options(command: Any) -> Any:
+    """Adds what `convert` does with instruction and chat records."""
+    for option in reversed((
+        click.option("--format", default="auto", show_default=True, help="auto, text, alpaca, sharegpt, messages, ..."),
+        click.option("--map", multiple=True, metavar="FIELD=ROLE", help="Names of other fields, such as q=user."),
+        click.option("--chat-template", default="auto", show_default=True, help="auto, a built-in's name or a file."),
+        click.option("--train-on", default="assistant", show_default=True, help="assistant, last or all."),
+        click.option("--thinking", default="keep", show_default=True, help="keep, strip or empty."),
+        click.option("--max-length", type=int, metavar="N", help="Most tokens of a conversation."),
+        click.option("--too-long", default="error", show_default=True, help="drop, truncate-left, split-turns, ..."),
+        click.option("--sft-layout", default="spans", show_default=True, help="spans or pai."),
+    )):
+        command = option(command)
+    return command
+
+
 @click.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--recipe", default="none", show_default=True, help="Cleaning recipe.")
-@click.option("--dedup", default="none", show_default=True, help="none, exact or minhash.")
-@click.option("--format", default="text", show_default=True, help="auto, text, alpaca, sharegpt or messages.")
+@cleaning_options
+@chat_options
 @tokenizer_options
 @run_options
 @output_options

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mmdata.document import Reject
 from mmdata.errors import InputError, InputRejectedError, TooManyRejectsError
@@ -25,6 +25,8 @@ from mmdata.report.tally import Tally
 from mmdata.run.executor import Executor
 from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,13 +66,19 @@ class RejectPolicy:
 
 @dataclass(slots=True)
 class Consumed:
-    """What the parent has written so far: everything a checkpoint speaks of."""
+    """What the parent has written so far: everything a checkpoint speaks of.
+
+    position: where reading goes on. frame: the next spool frame to encode, after deduplication. dedup: statistics of
+    the deduplication as JSON values, once it is decided.
+    """
 
     outputs: Outputs
     logs: RecordLogs
     tally: Tally
     position: Position
     gb18030: int = 0
+    frame: int = 0
+    dedup: dict[str, Any] | None = None
 
     @classmethod
     def start(cls, plan: OutputPlan, prefix: str, state: dict[str, Any] | None) -> Consumed:
@@ -85,13 +93,14 @@ class Consumed:
             logs.suspend()
             raise
         tally, position = Tally.from_json(state["tally"]), Position.from_json(state["position"])
-        return cls(outputs, logs, tally, position, state["gb18030"])
+        return cls(outputs, logs, tally, position, state["gb18030"], state["frame"], state["dedup"])
 
     def checkpoint(self, phase: str) -> dict[str, Any]:
         """Make everything written durable; the JSON state to go on from."""
         return {
             "phase": phase, "position": self.position.to_json(), "outputs": self.outputs.checkpoint(),
             "logs": self.logs.checkpoint(), "tally": self.tally.to_json(), "gb18030": self.gb18030,
+            "frame": self.frame, "dedup": self.dedup,
         }  # fmt: skip
 
     def suspend(self) -> None:
@@ -123,22 +132,33 @@ def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: Run
     Raises InputError and its kin, RunError, OutputError.
     """
     tools.progress.stage("encoding")
-    disk = DiskBytes(source.inputs)
+    disk, clock = DiskBytes(source.inputs), CommitClock(tools)
     blocks = read_blocks(source.inputs, source.read, consumed.position)
     results = tools.executor.map(partial(build_encoder, stages), blocks, describe=describe_block)
-    with contextlib.closing(_closable(results)) as ordered:
-        next_commit = time.monotonic() + tools.commit_seconds
+    with contextlib.closing(closable(results)) as ordered:
         for result in ordered:
             consumed.take(result)
             source.policy.check(result.rejects, consumed.tally, source.inputs, last=False)
             tools.progress.advance(
                 text_bytes=result.tally.text_bytes, documents=result.tally.documents, tokens=result.tally.tokens,
-                disk_bytes=disk.total(result),
+                disk_bytes=disk.total(result.end, result.consumed),
             )  # fmt: skip
-            if time.monotonic() >= next_commit:
-                tools.ledger.commit(consumed.checkpoint("encode"))
-                next_commit = time.monotonic() + tools.commit_seconds
+            clock.commit_if_due(lambda: consumed.checkpoint("encode"))
     source.policy.check([], consumed.tally, source.inputs, last=True)
+
+
+class CommitClock:
+    """Commits to the ledger when enough time has passed since the last commit."""
+
+    def __init__(self, tools: RunTools) -> None:
+        self._tools = tools
+        self._next = time.monotonic() + tools.commit_seconds
+
+    def commit_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Commit what `state()` gives; taking it makes everything durable, so it is only taken when due."""
+        if time.monotonic() >= self._next:
+            self._tools.ledger.commit(state())
+            self._next = time.monotonic() + self._tools.commit_seconds
 
 
 class DiskBytes:
@@ -148,14 +168,13 @@ class DiskBytes:
         sizes = [os.path.getsize(source.path) if os.path.isfile(source.path) else 0 for source in inputs]
         self._before = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
 
-    def total(self, result: BlockResult) -> int:
-        """Bytes up to and including this block."""
-        number = result.end.input_number
-        finished = number >= len(self._before) - 1 or (result.end.offset == 0 and result.end.line == 1)
-        return self._before[number] if finished else self._before[number] + result.consumed
+    def total(self, end: Position, consumed: int) -> int:
+        """Bytes up to `end`, of whose file `consumed` bytes were taken."""
+        finished = end.input_number >= len(self._before) - 1 or (end.offset == 0 and end.line == 1)
+        return self._before[end.input_number] + (0 if finished else consumed)
 
 
-def _closable(results: Iterable[BlockResult]) -> Generator[BlockResult, None, None]:
+def closable(results: Iterable[Result]) -> Generator[Result, None, None]:
     """The results as a generator, whose close() ends the workers."""
     yield from results
 

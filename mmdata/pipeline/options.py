@@ -11,8 +11,10 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from mmdata.chat.fit import TooLong
 from mmdata.errors import UsageError
 from mmdata.indexed.split import parse_ratio
+from mmdata.records import Format
 
 DEFAULT_SEED = 1234  # Megatron's default seed.
 
@@ -32,13 +34,13 @@ class ConvertOptions:
     dedup: Literal["none", "exact", "minhash"] = "minhash"
     dedup_threshold: float = 0.8
     dedup_index: str | None = None
-    format: str = "auto"
+    format: Format = "auto"
     map: tuple[str, ...] = ()
     chat_template: str = "auto"
     train_on: Literal["assistant", "last", "all"] = "assistant"
     thinking: Literal["keep", "strip", "empty"] = "keep"
     max_length: int | None = None
-    too_long: str = "error"
+    too_long: TooLong = "error"
     sft_layout: Literal["spans", "pai"] = "spans"
     json_keys: tuple[str, ...] = ("text",)
     append_eod: bool = True
@@ -92,7 +94,6 @@ class ConvertOptions:
 CHOICES: dict[str, tuple[str, ...]] = {
     "pii": ("off", "count", "replace", "hash"),
     "dedup": ("none", "exact", "minhash"),
-    "format": ("auto", "text", "alpaca", "sharegpt", "messages"),
     "train_on": ("assistant", "last", "all"),
     "thinking": ("keep", "strip", "empty"),
     "too_long": ("drop", "truncate-left", "truncate-right", "split-turns", "error"),

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmdata.chat.formats import chat_parser
+from mmdata.chat.render import ChatOptions, ChatRenderer
+from mmdata.clean.recipe import Recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.encode import EncodeOptions, KeyTokens, encode_documents
+from mmdata.indexed.sidecars import whole_spans
 from mmdata.jsonl import Block, Position
-from mmdata.records import ParsedBlock, RecordOptions, parse_block
+from mmdata.records import ParsedBlock, RecordOptions, RecordParser, parse_block
 from mmdata.report.tally import Tally
 from mmdata.tokenizer import Tokenizer
 
@@ -54,20 +58,28 @@ class BlockResult:
 
 @dataclass(slots=True, frozen=True)
 class Stages:
-    """Everything a worker needs, small to pickle: the tokenizer travels as its path and fingerprint."""
+    """Everything a worker needs, small to pickle: the tokenizer travels as its path and fingerprint.
+
+    recipe: None cleans nothing. chat: None takes every record as plain text; else records of `records.format` are
+    rendered. spans: documents get loss spans even where they are plain text.
+    """
 
     records: RecordOptions
     encode: EncodeOptions
     tokenizer: Tokenizer
+    recipe: Recipe | None = None
+    chat: ChatOptions | None = None
 
 
 def build_encoder(stages: Stages) -> Callable[[Block], BlockResult]:
     """The function that turns blocks into tokens; called once in each worker."""
+    prepare, encode = Preparer(stages), DocumentEncoder(stages)
 
     def work(block: Block) -> BlockResult:
         tally = Tally()
-        parsed = _parse(block, stages, tally)
-        rows, drops = _encode(parsed.documents, stages, tally)
+        parsed, documents, drops = prepare(block, tally)
+        rows, more = encode(documents, tally)
+        drops = in_input_order(drops, more)
         return BlockResult(rows, parsed.rejects, drops, tally, block.end, block.consumed, parsed.gb18030)
 
     return work
@@ -78,42 +90,116 @@ def describe_block(block: Block) -> str:
     return f"{block.path} from line {block.first_line} on ({len(block.data):,} bytes)"
 
 
-def _parse(block: Block, stages: Stages, tally: Tally) -> ParsedBlock:
-    with _Timer(tally, "read"):
-        parsed = parse_block(block, stages.records)
-    source = tally.source(block.input_number)
-    source.records += parsed.records
-    source.blank += parsed.blank
-    tally.count_rejects(parsed.rejects)
-    tally.text_bytes += len(block.data)
-    return parsed
+class Preparer:
+    """Parses and cleans blocks; counts into the tally it is given."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._options = stages.records
+        self._parse: RecordParser | None = None
+        if stages.chat is not None:
+            key = stages.records.keys[0]
+            mapping = stages.records.mapping if key == "text" else (*stages.records.mapping, (key, "text"))
+            self._parse = chat_parser(stages.records.format, mapping)
+        self._cleaner = None
+        if stages.recipe is not None and stages.recipe.steps:
+            from mmdata.clean.pipeline import Cleaner
+
+            self._cleaner = Cleaner(stages.recipe)
+
+    def __call__(self, block: Block, tally: Tally) -> tuple[ParsedBlock, list[Document], list[Drop]]:
+        """The block as parsed, the documents left, and the drops so far, all in input order."""
+        with Timer(tally, "read"):
+            parsed = parse_block(block, self._options, self._parse)
+        source = tally.source(block.input_number)
+        source.records += parsed.records
+        source.blank += parsed.blank
+        tally.count_rejects(parsed.rejects)
+        tally.text_bytes += len(block.data)
+        if self._cleaner is None:
+            return parsed, parsed.documents, []
+        with Timer(tally, "clean"):
+            result = self._cleaner.clean_documents(parsed.documents)
+        tables = {
+            "changed": result.changed, "review": result.review, "flagged": result.flagged,
+            "language": result.languages, "bytes_removed": result.bytes_removed,
+        }  # fmt: skip
+        for table, counts in tables.items():
+            tally.count_table(f"clean.{table}", counts)
+        tally.count_table("pii", result.pii)
+        tally.count_table("clean", {"changed_documents": result.changed_documents})
+        for step, seconds in result.seconds.items():
+            tally.seconds[f"clean.{step}"] = tally.seconds.get(f"clean.{step}", 0.0) + seconds
+        drops = with_text(result.drops, parsed.documents)
+        tally.count_drops(drops)
+        return parsed, result.kept, drops
 
 
-def _encode(documents: list[Document], stages: Stages, tally: Tally) -> tuple[Rows, list[Drop]]:
-    with _Timer(tally, "encode"):
-        batch = encode_documents(documents, stages.tokenizer, stages.encode)
-    kept = [documents[position] for position in batch.kept.tolist()]
-    drops = with_text(batch.drops, documents)
-    tally.count_drops(drops)
-    tally.kept += len(kept)
-    tally.documents += len(kept)
-    total = np.zeros(len(kept), np.int64)
-    for key in batch.keys.values():
-        total += key.lengths
-    tally.count_lengths(total)
-    tally.tokens += int(total.sum())
-    for document, tokens in zip(kept, total.tolist(), strict=True):
-        source = tally.source(document.input_number)
-        source.kept += 1
-        source.tokens += tokens
-    return Rows(batch.keys, *_origins(kept)), drops
+class DocumentEncoder:
+    """Turns documents into tokens, plain or rendered; counts into the tally it is given."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self._renderer: ChatRenderer | None = None
+
+    def __call__(self, documents: list[Document], tally: Tally) -> tuple[Rows, list[Drop]]:
+        """Encoded documents and the drops, both in input order."""
+        with Timer(tally, "encode"):
+            chats = self._stages.chat is not None and any("chat" in document.meta for document in documents)
+            keys, spans, kept, drops = self._render(documents, tally) if chats else self._encode(documents)
+        drops = with_text(drops, documents)
+        tally.count_drops(drops)
+        rows = Rows(keys, *_origins(documents, kept), spans)
+        self._count(rows, kept, tally)
+        return rows, drops
+
+    def _encode(self, documents: list[Document]) -> _Encoded:
+        batch = encode_documents(documents, self._stages.tokenizer, self._stages.encode)
+        spans = None
+        if self._stages.chat is not None:
+            (tokens,) = batch.keys.values()
+            spans = whole_spans(tokens.lengths.astype(np.int32))
+        return batch.keys, spans, batch.kept, batch.drops
+
+    def _render(self, documents: list[Document], tally: Tally) -> _Encoded:
+        assert self._stages.chat is not None
+        if self._renderer is None:
+            self._renderer = ChatRenderer(self._stages.tokenizer, self._stages.chat)
+        batch = self._renderer.render_documents(documents)
+        tally.count_table("chat", batch.counters)
+        (key,) = self._stages.encode.json_keys
+        tokens = KeyTokens(batch.tokens.astype(self._stages.encode.dtype, copy=False), batch.lengths)
+        return {key: tokens}, (batch.spans, batch.span_lengths), batch.kept, batch.drops
+
+    @staticmethod
+    def _count(rows: Rows, kept: Int64, tally: Tally) -> None:
+        total = np.zeros(len(kept), np.int64)
+        for key in rows.keys.values():
+            total += key.lengths
+        tally.kept += len(np.unique(kept))
+        tally.documents += len(kept)
+        tally.tokens += int(total.sum())
+        tally.count_lengths(total)
+        for number in np.unique(rows.input_numbers).tolist():
+            mine = rows.input_numbers == number
+            source = tally.source(number)
+            source.kept += len(np.unique(kept[mine]))
+            source.tokens += int(total[mine].sum())
 
 
-def _origins(documents: Sequence[Document]) -> tuple[Int64, Int64, Int64]:
-    count = len(documents)
-    numbers = np.fromiter((document.input_number for document in documents), np.int64, count)
-    lines = np.fromiter((document.line for document in documents), np.int64, count)
-    return numbers, lines, np.zeros(count, np.int64)
+_Encoded = tuple[dict[str, KeyTokens], tuple[npt.NDArray[np.int32], Int64] | None, Int64, list[Drop]]
+
+
+def _origins(documents: Sequence[Document], kept: Int64) -> tuple[Int64, Int64, Int64]:
+    """Input numbers, lines and parts; a document kept several times has parts 0, 1, ..."""
+    numbers = np.fromiter((document.input_number for document in documents), np.int64, len(documents))
+    lines = np.fromiter((document.line for document in documents), np.int64, len(documents))
+    first = np.searchsorted(kept, kept, side="left")
+    return numbers[kept], lines[kept], np.arange(len(kept), dtype=np.int64) - first
+
+
+def in_input_order(*lists: list[Drop]) -> list[Drop]:
+    """Drops of several stages as one list by line; a record is dropped once at most."""
+    return sorted((drop for drops in lists for drop in drops), key=lambda drop: (drop.input_number, drop.line))
 
 
 def with_text(drops: list[Drop], documents: Sequence[Document]) -> list[Drop]:
@@ -124,7 +210,7 @@ def with_text(drops: list[Drop], documents: Sequence[Document]) -> list[Drop]:
     return [replace(drop, text=texts.get(drop.line)) for drop in drops]
 
 
-class _Timer:
+class Timer:
     """Adds the processor seconds of a `with` block to the tally's stage."""
 
     def __init__(self, tally: Tally, stage: str) -> None:

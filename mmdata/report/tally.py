@@ -6,7 +6,7 @@ accounting identity of the project is checked here: records read = kept + droppe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,12 @@ class Tally:
         for reject in rejects:
             _bump(self.rejected, reject.cause, 1)
             self.source(reject.input_number).rejected += 1
+
+    def count_table(self, name: str, counts: Mapping[str, int]) -> None:
+        """Add counts under `name.key`; zeros leave no entry."""
+        for key, value in counts.items():
+            if value:
+                _bump(self.counters, f"{name}.{key}", value)
 
     def count_lengths(self, lengths: npt.NDArray[np.int64]) -> None:
         """Count documents by the power of two of their tokens."""

@@ -1,0 +1,286 @@
+"""One call of `mmdata.convert`, from checks to publication.
+
+Order: checks that touch nothing, tokenizer, ledger, phases (`encode`, or `sign`, `decide`, `kept` with deduplication),
+`publish`. Every phase goes on from the ledger after a kill.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from mmdata.chat.render import ChatOptions, thinking_note
+from mmdata.chat.templates import load_template
+from mmdata.clean.recipe import Recipe
+from mmdata.encode import EncodeOptions
+from mmdata.errors import InputChangedError, InputError, LedgerDamagedError, LedgerMismatchError, UsageError
+from mmdata.indexed.durable import write_durably
+from mmdata.indexed.layout import dtype_for_vocabulary
+from mmdata.indexed.manifest import canonical_json
+from mmdata.indexed.split import SPLIT_NAMES, split_shard
+from mmdata.jsonl import ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
+from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts
+from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
+from mmdata.pipeline.options import ConvertOptions
+from mmdata.pipeline.outputs import OutputPlan, PublishedShard
+from mmdata.pipeline.places import changed_inputs, check_places, outputs_of, remove_stale
+from mmdata.pipeline.stages import chat_options, dedup_runner, recipe_of, record_options, warm_up
+from mmdata.pipeline.work import Stages
+from mmdata.records import encoding_hint, parse_block
+from mmdata.report.build import RunReport
+from mmdata.run.executor import make_executor
+from mmdata.run.ledger import Ledger
+from mmdata.run.progress import Progress, SilentProgress
+from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
+
+SAMPLE_BYTES = 1 << 18  # of the first input, for the tokenizer's self-check
+_WRITTEN = ("_report.json", "_report.html", "_rejects.jsonl", "_dropped.jsonl.gz")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is carried out; none of it can change a byte of the result.
+
+    workers: processes, None for one a core. memory: bytes deduplication may use for sorting. block_bytes and
+    block_records: what is handed to a worker at once. commit_seconds: how much work a kill may cost. notice: called
+    with what the user should know.
+    """
+
+    workers: int | None = 1
+    executor: str = "local"
+    shard: str | None = None
+    overwrite: bool = False
+    memory: int = 256 << 20
+    block_bytes: int = 4 << 20
+    block_records: int | None = None
+    commit_seconds: float = 10.0
+    progress: Progress | None = None
+    notice: Callable[[str], None] = lambda text: None
+    special_tokens: str | None = None
+    engine: str = "auto"
+
+
+class Conversion:
+    """Checked on construction, without touching anything; then `execute` or `describe`, once."""
+
+    def __init__(
+        self, arguments: list[Any], prefix: str, tokenizer: Any, options: ConvertOptions, run: RunOptions
+    ) -> None:
+        self._prefix, self._options, self._run = prefix, options, run
+        self._work_dir = prefix + ".work"
+        executor = make_executor(run.executor, run.workers, run.shard)
+        self._executor = executor
+        self._inputs = find_inputs(arguments)
+        self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
+        self._records = record_options(options)
+        self._recipe: Recipe | None = recipe_of(options)
+        check_places(self._inputs, prefix, options.json_keys, run.overwrite or self._unfinished())
+        self._notices: list[str] = []
+        self._tokenizer = self._load_tokenizer(tokenizer)
+        self._chat: ChatOptions | None = chat_options(options, self._records, self._tokenizer)
+        self._found = stat_inputs(self._inputs)
+        names = [source.path for source in self._inputs]
+        self._dedup = dedup_runner(options, Path(self._work_dir), run.memory, names, self._batch_name())
+        self._facts = RunFacts(
+            self._inputs, prefix, options, tokenizer, self._tokenizer, _version(), executor.workers, run.executor,
+            None if self._recipe is None else [[step.name, step.parameters] for step in self._recipe.steps],
+            notices=self._notices,
+        )  # fmt: skip
+
+    def execute(self) -> RunReport:
+        """Run to the end. Raises InputError, OutputError, RunError, DedupError, ChatError and their kin."""
+        with self._open_ledger() as ledger, ThreadPoolExecutor(1) as background:
+            hashes = background.submit(hash_inputs, self._inputs)
+            progress = self._run.progress or SilentProgress()
+            tools = RunTools(self._executor, ledger, progress, self._run.commit_seconds)
+            consumed = Consumed.start(self._plan(), self._prefix, ledger.last())
+            try:
+                if (ledger.last() or {}).get("phase") != "publish":
+                    self._work(consumed, tools)
+                report = self._publish(consumed, progress, hashes)
+            except BaseException as error:
+                consumed.suspend()
+                if isinstance(error, (InputError, UsageError)):
+                    self._forget()
+                raise
+            finally:
+                progress.close()
+            ledger.finish()
+        shutil.rmtree(self._work_dir, ignore_errors=True)
+        return report
+
+    def describe(self) -> dict[str, Any]:
+        """Inputs, outputs, options and the deduplication's plan, nothing touched."""
+        output = self._plan()
+        shards = [output.shard_prefix(split, 0, key) for split in output.splits() for key in output.keys]
+        size = total_bytes(self._inputs)
+        lines = [
+            f"{len(self._inputs)} inputs" + ("" if size is None else f", {size:,} bytes on disk"),
+            *(f"  {source.path} ({source.kind}, {source.compression})" for source in self._inputs),
+            f"would write {', '.join(shards)} as {self._dtype().name}" + (", ..." if output.max_tokens else ""),
+        ]
+        if self._dedup is not None:
+            lines += self._dedup.plan(size or 0).lines()
+        return {
+            "inputs": [source.path for source in self._inputs], "input_bytes": size, "outputs": shards,
+            "options": self._options.byte_options(), "notices": self._notices, "lines": lines,
+        }  # fmt: skip
+
+    def _unfinished(self) -> bool:
+        """Whether an unfinished run of this prefix exists, whose own files may be at their names already."""
+        return os.path.exists(os.path.join(self._work_dir, "ledger.jsonl"))
+
+    def _load_tokenizer(self, where: Any) -> LoadedTokenizer:
+        options = self._options
+        tokenizer = load_tokenizer(
+            where, eod_token=options.eod_token, allow_special=options.allow_special,
+            special_tokens=self._run.special_tokens, engine=self._run.engine, sample=self._sample(),
+        )  # fmt: skip
+        self._say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids; engine: {tokenizer.engine}")
+        if options.append_eod and self._records.format in ("text", "auto"):
+            eod_id = tokenizer.eod_id  # raises, listing candidates, where there is none
+            assert tokenizer.eod is not None
+            self._say(f"end of document: {tokenizer.eod.token} ({eod_id}), {tokenizer.eod.reason}")
+        return tokenizer
+
+    def _sample(self) -> list[str]:
+        """Texts from the start of the first input; standard input and pipes are not touched."""
+        first = self._inputs[0]
+        if not os.path.isfile(first.path) or first.kind in ("parquet", "txt") or self._records.format != "text":
+            return []
+        read = ReadOptions(self._options.encoding, block_bytes=SAMPLE_BYTES)
+        for block in read_blocks([first], read):
+            return [document.text for document in parse_block(block, self._records).documents[:200]]
+        return []
+
+    def _say(self, text: str) -> None:
+        self._notices.append(text)
+        self._run.notice(text)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Everything that can change a byte: what the ledger compares."""
+        return {
+            "options": self._options.byte_options(), "inputs": self._found,
+            "tokenizer": self._tokenizer.fingerprint,
+            "recipe": None if self._recipe is None else self._recipe.fingerprint, "version": _version(),
+        }  # fmt: skip
+
+    def _batch_name(self) -> str:
+        """This run's name in a deduplication index: the same when it is resumed, another for other files."""
+        return str(xxhash.xxh3_128(canonical_json(self._fingerprint())).hexdigest())
+
+    def _open_ledger(self) -> Ledger:
+        fingerprint = self._fingerprint()
+        # What came through a pipe cannot be skipped over: such a run starts from the beginning.
+        start_over = any(source.path == "-" for source in self._inputs)
+        try:
+            return Ledger(self._work_dir, fingerprint, start_over=start_over)
+        except (LedgerMismatchError, LedgerDamagedError):
+            if not self._run.overwrite:
+                raise
+            return Ledger(self._work_dir, fingerprint, start_over=True)
+
+    def _plan(self) -> OutputPlan:
+        options = self._options
+        # Contiguous ranges need the number of documents, so that split is cut from one whole shard at the end.
+        whole = os.path.join(self._work_dir, "whole", os.path.basename(self._prefix))
+        prefix = whole if self._by_order else self._prefix
+        return OutputPlan(
+            prefix=prefix, work_dir=self._work_dir, keys=options.json_keys, dtype=self._dtype(),
+            vocab_size=self._tokenizer.vocab_size, split=None if self._by_order else options.split,
+            seed=options.seed, max_tokens=options.max_tokens_per_shard, overwrite=True,
+            sidecars=("origin",) if self._records.format == "text" else ("origin", "loss_spans"),
+        )  # fmt: skip
+
+    @property
+    def _by_order(self) -> bool:
+        return self._options.split is not None and self._options.split_by == "order"
+
+    def _dtype(self) -> np.dtype[Any]:
+        if self._options.dtype == "auto":
+            return dtype_for_vocabulary(self._tokenizer.vocab_size)
+        return np.dtype(f"<{'u2' if self._options.dtype == 'uint16' else 'i4'}")
+
+    def _work(self, consumed: Consumed, tools: RunTools) -> None:
+        """Every phase before publication."""
+        options = self._options
+        eod_id = self._tokenizer.eod_id if options.append_eod and self._tokenizer.eod is not None else None
+        encode = EncodeOptions(self._dtype(), options.json_keys, eod_id is not None, eod_id)
+        stages = Stages(self._records, encode, self._tokenizer, self._recipe, self._chat)
+        source = Source(self._inputs, self._read, RejectPolicy(options.on_error == "fail", options.max_rejects))
+        warm_up(stages, self._dedup, self._say)
+        if self._dedup is None:
+            encode_inputs(source, stages, consumed, tools)
+        else:
+            self._dedup.work(source, stages, consumed, tools)
+        hint = encoding_hint(consumed.tally.records, consumed.gb18030)
+        if hint:
+            self._say(hint)
+        refuse_nothing(consumed.tally, hint)
+        changed = changed_inputs(self._found, stat_inputs(self._inputs))
+        if changed:
+            raise InputChangedError(f"{changed[0]}: changed while it was read; run again when it is complete")
+        tools.ledger.commit(consumed.checkpoint("publish"))
+
+    def _publish(self, consumed: Consumed, progress: Progress, hashes: Future[list[str | None]]) -> RunReport:
+        progress.stage("publishing")
+        chat = {name[5:]: count for name, count in consumed.tally.counters.items() if name.startswith("chat.")}
+        if chat.get("conversations") and self._chat is not None:
+            self._facts.chat_template = load_template(self._chat.template, self._tokenizer).source
+        note = thinking_note(chat)
+        if note:
+            self._say(note)
+        earlier = outputs_of(self._prefix, self._options.json_keys)
+        facts = input_facts(self._inputs, hashes.result())
+        consumed.logs.publish()
+        shards = consumed.outputs.publish(
+            lambda key: self._facts.manifest(key, consumed.tally, facts), spans=bool(chat.get("conversations"))
+        )
+        if self._by_order:
+            shards = [part for shard in shards for part in self._cut_in_order(shard)]
+        stages = {} if consumed.dedup is None else {"dedup": consumed.dedup}
+        report = self._facts.report(consumed.tally, facts, shards, stages)
+        write_durably(f"{self._prefix}_report.json", canonical_json(report.data, indent=2) + b"\n")
+        remove_stale(earlier, [*_files_of(shards, consumed), *(self._prefix + ending for ending in _WRITTEN)])
+        if self._dedup is not None:
+            self._dedup.add_to_index()
+        return report
+
+    def _cut_in_order(self, whole: PublishedShard) -> list[PublishedShard]:
+        """Train, valid and test of one JSON key as contiguous ranges of the whole shard."""
+        parts = split_shard(whole.prefix, self._prefix, self._options.split, by="order", overwrite=True)
+        names = [name for name in SPLIT_NAMES for part in parts if f"_{name}_{whole.key}_" in part.prefix]
+        return [
+            PublishedShard(part.prefix, whole.key, name, part.sequences, part.documents, part.tokens)
+            for part, name in zip(parts, names, strict=True)
+        ]
+
+    def _forget(self) -> None:
+        """Remove what an input's fault made useless: the next run has other inputs or options."""
+        for path in Path(self._work_dir).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name not in ("lock", "owner.json"):
+                path.unlink(missing_ok=True)
+
+
+def _files_of(shards: list[PublishedShard], consumed: Consumed) -> list[str]:
+    """Every file of the shards, for telling them from an earlier run's."""
+    endings = [".bin", ".idx", ".json", "_origin.bin", "_origin.idx"]
+    if consumed.tally.counters.get("chat.conversations"):
+        endings += ["_loss_spans.bin", "_loss_spans.idx"]
+    return [shard.prefix + ending for shard in shards for ending in endings]
+
+
+def _version() -> str:
+    from mmdata import __version__
+
+    return __version__

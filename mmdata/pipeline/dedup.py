@@ -1,0 +1,259 @@
+"""A run with deduplication: sign everything, decide at the barrier, encode what was kept.
+
+Three phases, each resumable: `sign` reads, cleans and spools; `decide` writes the decisions to a file, frame by frame
+of the spool; `kept` encodes the kept documents of each frame. The spool and the decisions are the only state between
+them, so a killed run repeats at most the decision and a few seconds of the other two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mmdata.dedup.barrier import Barrier, BarrierOptions, FrameDecision, SignedBlock, drop_of, sign_documents
+from mmdata.dedup.index import DedupIndex, Identity
+from mmdata.dedup.keeper import KeeperPolicy
+from mmdata.dedup.params import DedupParams
+from mmdata.dedup.signer import Signer
+from mmdata.dedup.spool import SpoolReader
+from mmdata.document import Document, Drop, Reject
+from mmdata.errors import DedupStateError
+from mmdata.jsonl import Block, Position, read_blocks
+from mmdata.pipeline.driver import CommitClock, Consumed, DiskBytes, RunTools, Source, closable
+from mmdata.pipeline.work import (
+    BlockResult,
+    DocumentEncoder,
+    Preparer,
+    Stages,
+    Timer,
+    describe_block,
+    in_input_order,
+    with_text,
+)
+from mmdata.report.tally import Tally
+
+
+@dataclass(slots=True, frozen=True)
+class DedupSetup:
+    """How duplicates are judged and where scratch files go. names: the inputs' paths by number."""
+
+    folder: Path
+    params: DedupParams
+    memory: int
+    names: tuple[str, ...]
+    index: Path | None = None
+
+    def options(self) -> BarrierOptions:
+        """The barrier's options; opens the index. Raises DedupIndexError and its kin."""
+        index = None if self.index is None else DedupIndex(self.index, self.params)
+        return BarrierOptions(KeeperPolicy(), self.memory, index)
+
+    @property
+    def decisions(self) -> Path:
+        """JSON lines, one for each spool frame: `[[place, kept name, similarity], ...]` of its dropped documents."""
+        return self.folder / "decisions.jsonl"
+
+    @property
+    def spool(self) -> Path:
+        """The cleaned documents."""
+        return self.folder / "spool"
+
+
+@dataclass(slots=True)
+class SignResult:
+    """What signing made of one block."""
+
+    signed: SignedBlock
+    rejects: list[Reject]
+    drops: list[Drop]
+    tally: Tally
+    end: Position
+    consumed: int
+    gb18030: int
+
+
+@dataclass(slots=True, frozen=True)
+class FrameTask:
+    """One spool frame for a worker: its number and the decisions on it."""
+
+    number: int
+    dropped: list[tuple[int, str | None, float]]
+
+
+def build_signer(stages: Stages, params: DedupParams) -> Callable[[Block], SignResult]:
+    """The function that cleans and signs blocks; called once in each worker."""
+    prepare, signer, policy = Preparer(stages), Signer(params), KeeperPolicy()
+
+    def work(block: Block) -> SignResult:
+        tally = Tally()
+        parsed, documents, drops = prepare(block, tally)
+        with Timer(tally, "sign"):
+            signed = sign_documents(documents, signer, policy)
+        return SignResult(signed, parsed.rejects, drops, tally, block.end, block.consumed, parsed.gb18030)
+
+    return work
+
+
+def build_frame_encoder(stages: Stages, setup: DedupSetup) -> Callable[[FrameTask], BlockResult]:
+    """The function that encodes the kept documents of spool frames; called once in each worker."""
+    encode, reader = DocumentEncoder(stages), SpoolReader(setup.spool)
+
+    def work(task: FrameTask) -> BlockResult:
+        tally = Tally()
+        with Timer(tally, "spool"):
+            documents = reader.documents(task.number)
+        decision = _decision(task, reader.first_document(task.number), len(documents))
+        drops = [drop_of(_identity(documents[place]), decision, place, setup.params) for place, _, _ in task.dropped]
+        drops = with_text(drops, documents)
+        tally.count_drops(drops)
+        kept = [document for document, keep in zip(documents, decision.kept.tolist(), strict=True) if keep]
+        rows, more = encode(kept, tally)
+        return BlockResult(rows, [], in_input_order(drops, more), tally, Position())
+
+    return work
+
+
+def _identity(document: Document) -> tuple[str, int, int, str | None]:
+    return document.path, document.input_number, document.line, document.id
+
+
+def _decision(task: FrameTask, first: int, count: int) -> FrameDecision:
+    kept_of, similarity = np.full(count, -1, np.int64), np.zeros(count)
+    names: list[str | None] = [None] * count
+    for place, name, value in task.dropped:
+        kept_of[place], similarity[place], names[place] = 0, value, name
+    return FrameDecision(task.number, first, kept_of, similarity, names)
+
+
+def sign_and_decide(
+    source: Source, stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools
+) -> None:
+    """Phases `sign` and `decide`; afterwards the ledger says `kept` and `consumed.dedup` holds the statistics."""
+    state = tools.ledger.last()
+    phase = "sign" if state is None else state["phase"]
+    barrier = _open_barrier(setup, state)
+    try:
+        if phase == "sign":
+            _sign(source, stages, setup, barrier, consumed, tools)
+            source.policy.check([], consumed.tally, source.inputs, last=True)
+            tools.ledger.commit(consumed.checkpoint("decide") | {"barrier": barrier.checkpoint()})
+        tools.progress.stage("deciding")
+        _decide(setup, barrier)
+        consumed.dedup = barrier.statistics.to_json(list(setup.names))
+        if barrier.options.index is not None:
+            consumed.dedup["index_generation"] = barrier.options.index.generation
+        tools.ledger.commit(consumed.checkpoint("kept"))
+    finally:
+        barrier.suspend()
+
+
+def _open_barrier(setup: DedupSetup, state: dict[str, Any] | None) -> Barrier:
+    """A new barrier, or one that goes on from the checkpoint; killed while deciding, it signs the spool again."""
+    if state is None:
+        shutil.rmtree(setup.folder, ignore_errors=True)
+        return Barrier(setup.folder, setup.params, setup.options())
+    return Barrier(setup.folder, setup.params, setup.options(), state=state["barrier"])
+
+
+def _sign(
+    source: Source, stages: Stages, setup: DedupSetup, barrier: Barrier, consumed: Consumed, tools: RunTools
+) -> None:
+    tools.progress.stage("cleaning and signing")
+    disk, clock = DiskBytes(source.inputs), CommitClock(tools)
+    blocks = read_blocks(source.inputs, source.read, consumed.position)
+    results = tools.executor.map(partial(build_signer, stages, setup.params), blocks, describe=describe_block)
+    with contextlib.closing(closable(results)) as ordered:
+        for result in ordered:
+            barrier.take(result.signed)
+            consumed.logs.add(result.rejects, result.drops)
+            consumed.tally.add(result.tally)
+            consumed.position = result.end
+            consumed.gb18030 += result.gb18030
+            source.policy.check(result.rejects, consumed.tally, source.inputs, last=False)
+            tools.progress.advance(
+                text_bytes=result.tally.text_bytes, documents=len(result.signed.lines),
+                disk_bytes=disk.total(result.end, result.consumed),
+            )  # fmt: skip
+            clock.commit_if_due(lambda: consumed.checkpoint("sign") | {"barrier": barrier.checkpoint()})
+
+
+def _decide(setup: DedupSetup, barrier: Barrier) -> None:
+    """Write the decisions file, durable when it has its name."""
+    partial_path = setup.decisions.with_suffix(".partial")
+    with partial_path.open("wb") as file:
+        for decision in barrier.decide(list(setup.names)):
+            places = np.flatnonzero(~decision.kept).tolist()
+            row = [[place, decision.kept_names[place], float(decision.similarity[place])] for place in places]
+            file.write(orjson.dumps(row) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial_path, setup.decisions)
+
+
+def encode_kept(stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
+    """Phase `kept`: encode what was kept from `consumed.frame` on."""
+    tools.progress.stage("encoding")
+    clock = CommitClock(tools)
+    tasks = _tasks(setup, consumed.frame)
+    results = tools.executor.map(partial(build_frame_encoder, stages, setup), tasks, describe=_describe_frame)
+    with contextlib.closing(closable(results)) as ordered:
+        for result in ordered:
+            end = consumed.position
+            consumed.take(result)
+            consumed.position = end
+            consumed.frame += 1
+            tools.progress.advance(tokens=result.tally.tokens)
+            clock.commit_if_due(lambda: consumed.checkpoint("kept"))
+
+
+def _tasks(setup: DedupSetup, first: int) -> Iterator[FrameTask]:
+    with setup.decisions.open("rb") as file:
+        for number, line in enumerate(file):
+            if number >= first:
+                yield FrameTask(number, [(place, name, value) for place, name, value in orjson.loads(line)])
+
+
+def _describe_frame(task: FrameTask) -> str:
+    return f"frame {task.number} of the deduplication spool"
+
+
+def add_to_index(setup: DedupSetup, batch_name: str) -> None:
+    """Put every kept document into the index, once: a batch of this name is not added again.
+
+    Raises DedupIndexError and its kin; the index is then as it was.
+    """
+    assert setup.index is not None, "no index was asked for"
+    index = DedupIndex(setup.index, setup.params)
+    if batch_name in index.batches:
+        return
+    signer, reader = Signer(setup.params), SpoolReader(setup.spool)
+    with index.begin() as batch:
+        for task in _tasks(setup, 0):
+            gone = {place for place, _, _ in task.dropped}
+            kept = [d for place, d in enumerate(reader.documents(task.number)) if place not in gone]
+            texts = [document.text for document in kept]
+            if texts:
+                identities = [Identity(document.path, document.line, document.id) for document in kept]
+                batch.add(identities, signer.sign(texts), signer.sets(texts))
+        batch.commit(batch_name)
+    reader.close()
+
+
+def check_generation(setup: DedupSetup, consumed: Consumed, batch_name: str) -> None:
+    """Raise DedupStateError when the index changed since a killed run decided against it."""
+    if setup.index is None or consumed.dedup is None:
+        return
+    index = DedupIndex(setup.index, setup.params)
+    if index.generation != consumed.dedup["index_generation"] and batch_name not in index.batches:
+        raise DedupStateError(
+            f"{setup.index}: another run added to it since this run was interrupted; start again with --overwrite"
+        )

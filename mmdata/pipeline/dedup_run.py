@@ -1,0 +1,65 @@
+"""Deduplication as a conversion sees it: made from the options, planned, run through its phases, put into the index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmdata.dedup.index import DedupIndex
+from mmdata.dedup.params import DedupParams
+from mmdata.dedup.plan import Plan
+from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
+from mmdata.pipeline.dedup import DedupSetup, add_to_index, check_generation, encode_kept, sign_and_decide
+from mmdata.pipeline.driver import Consumed, RunTools, Source
+from mmdata.pipeline.options import ConvertOptions
+from mmdata.pipeline.work import Stages
+
+AVERAGE_RECORD = 2000  # bytes of text; a guess for the plan before anything is read
+COMPRESSED_GROWTH = 4
+
+
+@dataclass(slots=True, frozen=True)
+class DedupRunner:
+    """The deduplication of one run. batch: its name in the index, the same when the run is resumed."""
+
+    setup: DedupSetup
+    batch: str
+
+    @classmethod
+    def of(
+        cls, options: ConvertOptions, work_dir: Path, memory: int, names: tuple[str, ...], batch: str
+    ) -> DedupRunner:
+        """From the options; opens the index to see that it fits. Raises DedupError and its kin."""
+        params = DedupParams(method=options.dedup, threshold=options.dedup_threshold)
+        index = None if options.dedup_index is None else Path(options.dedup_index)
+        if index is not None:
+            DedupIndex(index, params)
+        return cls(DedupSetup(work_dir / "dedup", params, memory, names, index), batch)
+
+    def plan(self, input_bytes: int) -> Plan:
+        """What it will need, guessed from the size of the inputs."""
+        return Plan(input_bytes // AVERAGE_RECORD + 1, input_bytes, self.setup.params, self.setup.memory)
+
+    def compile(self, say: Callable[[str], None]) -> None:
+        """Compile or load the kernels once, before workers start."""
+        if not Signer(self.setup.params).native:
+            say(SLOW_NOTE)
+        compile_kernels(self.setup.params)
+
+    def work(self, source: Source, stages: Stages, consumed: Consumed, tools: RunTools) -> None:
+        """Every phase from where the ledger says; raises DedupError and its kin, InputError, RunError, OutputError."""
+        check_generation(self.setup, consumed, self.batch)
+        if consumed.dedup is None:
+            self.setup.folder.parent.mkdir(parents=True, exist_ok=True)
+            size = sum(os.path.getsize(item.path) for item in source.inputs if os.path.isfile(item.path))
+            packed = any(item.compression != "none" for item in source.inputs)
+            self.plan(size * (COMPRESSED_GROWTH if packed else 1)).check(self.setup.folder.parent)
+            sign_and_decide(source, stages, self.setup, consumed, tools)
+        encode_kept(stages, self.setup, consumed, tools)
+
+    def add_to_index(self) -> None:
+        """Put what was kept into the index, if there is one; once for each run."""
+        if self.setup.index is not None:
+            add_to_index(self.setup, self.batch)

@@ -1,0 +1,78 @@
+"""From the options of a run to the stages it needs: record format, recipe, chat rendering, deduplication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mmdata.chat.render import ChatOptions
+from mmdata.clean.recipe import Recipe, load_recipe
+from mmdata.document import Document, Part
+from mmdata.errors import UsageError
+from mmdata.pipeline.dedup_run import DedupRunner
+from mmdata.pipeline.options import ConvertOptions
+from mmdata.pipeline.work import Stages
+from mmdata.records import RecordOptions
+from mmdata.tokenizer import Tokenizer
+
+
+def record_options(options: ConvertOptions) -> RecordOptions:
+    """How records are read. Several JSON keys can only be plain text. Raises UsageError."""
+    mapping = []
+    for entry in options.map:
+        field, equals, role = entry.partition("=")
+        if not equals or not field or not role:
+            raise UsageError(f"--map needs field=role, such as question=user; got {entry!r}")
+        mapping.append((field, role))
+    several = len(options.json_keys) > 1
+    if several and options.format not in ("auto", "text"):
+        keys = ",".join(options.json_keys)
+        raise UsageError(f"--format {options.format} makes one shard, but --json-keys {keys} names more")
+    return RecordOptions(options.json_keys, "text" if several else options.format, tuple(mapping))
+
+
+def recipe_of(options: ConvertOptions) -> Recipe | None:
+    """The cleaning recipe with the personal-data action of the options; None when nothing is to be cleaned."""
+    if options.recipe == "none" and options.pii in (None, "off"):
+        return None
+    from mmdata.clean.pipeline import with_pii
+
+    recipe = load_recipe(options.recipe)
+    if options.pii is not None:
+        recipe = with_pii(recipe, options.pii)
+    if options.pii_key is not None:
+        recipe = recipe.replace_parameter("pii", key=options.pii_key)
+    return recipe
+
+
+def chat_options(options: ConvertOptions, records: RecordOptions, tokenizer: Tokenizer) -> ChatOptions | None:
+    """How conversations are rendered; None where every record is plain text."""
+    if records.format == "text":
+        return None
+    return ChatOptions(
+        template=options.chat_template, train_on=options.train_on, max_length=options.max_length,
+        too_long=options.too_long, thinking=options.thinking,
+        eod_id=tokenizer.eod_id if options.append_eod and tokenizer.eod is not None else None,
+    )  # fmt: skip
+
+
+def dedup_runner(
+    options: ConvertOptions, work_dir: Path, memory: int, names: list[str], batch: str
+) -> DedupRunner | None:
+    """The deduplication of the options, or None. batch: its name in an index. Raises DedupError and its kin."""
+    if options.dedup == "none":
+        if options.dedup_index is not None:
+            raise UsageError("--dedup-index needs --dedup exact or minhash")
+        return None
+    return DedupRunner.of(options, work_dir, memory, tuple(names), batch)
+
+
+def warm_up(stages: Stages, dedup: DedupRunner | None, say: Callable[[str], None]) -> None:
+    """Compile or load kernels once, in this process, before workers start and find them in the cache."""
+    if dedup is not None:
+        dedup.compile(say)
+    if stages.recipe is not None and stages.recipe.steps:
+        from mmdata.clean.pipeline import Cleaner
+
+        document = Document("warm-up", 0, 1, None, {"text": "a"}, (Part("text", "text", "a 一"),))
+        Cleaner(stages.recipe).clean_documents([document])
