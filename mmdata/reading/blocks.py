@@ -8,9 +8,10 @@ decompression. A record larger than a block becomes a block of its own, so memor
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, SupportsIndex
 
 from mmdata.errors import InputCorruptError, InputTruncatedError, UsageError
 from mmdata.reading.arrays import cut_array
@@ -84,6 +85,16 @@ class Block:
     bounds: tuple[int, ...] = ()
     consumed: int = 0
     txt_document: TxtDocument = "file"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Offers `data` as a buffer, so that handing a block to another process copies it once less."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        data = values.pop("data")
+        return _rebuild, (pickle.PickleBuffer(data) if int(protocol) >= 5 else data, values)
+
+
+def _rebuild(data: bytes | memoryview, values: dict[str, Any]) -> Block:
+    return Block(data=bytes(data), **values)
 
 
 def read_blocks(inputs: Sequence[InputFile], options: ReadOptions, resume: Position | None = None) -> Iterator[Block]:

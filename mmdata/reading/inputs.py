@@ -106,10 +106,12 @@ def _expand(argument: str) -> Iterator[str]:
         yield argument
     elif glob.has_magic(argument):
         matches = sorted(glob.glob(argument, recursive=True), key=natural_key)
-        files = [path.replace(os.sep, "/") for path in matches if not os.path.isdir(path)]
-        if not files:
+        if "**" in argument:  # what is in the folders matches by itself
+            matches = [path for path in matches if not os.path.isdir(path)]
+        if not matches:
             raise InputError(f"the pattern {argument} matches no file")
-        yield from files
+        for path in matches:
+            yield from _below(path) if os.path.isdir(path) else [path.replace(os.sep, "/")]
     else:
         raise InputError(f"there is no file or folder {argument}")
 
@@ -117,8 +119,8 @@ def _expand(argument: str) -> Iterator[str]:
 def _below(folder: str) -> list[str]:
     kept: list[str] = []
     left_out: list[str] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for parent, folders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".") and not _leads_back(parent, name)]
         for name in names:
             if not name.startswith("."):
                 path = os.path.join(parent, name).replace(os.sep, "/")
@@ -129,6 +131,16 @@ def _below(folder: str) -> list[str]:
         example = min(left_out, key=natural_key)
         _log.warning("%s: %d files left out, such as %s; read are %s", folder, len(left_out), example, _READABLE)
     return sorted(kept, key=natural_key)
+
+
+def _cannot_list(fault: OSError) -> None:
+    raise InputError(f"the folder {fault.filename} cannot be read: {fault.strerror}") from fault
+
+
+def _leads_back(parent: str, name: str) -> bool:
+    """Whether a link points to a folder it lies in, which would never end."""
+    path = os.path.join(parent, name)
+    return os.path.islink(path) and Path(os.path.realpath(parent)).is_relative_to(os.path.realpath(path))
 
 
 def kind_of_name(path: str) -> Kind | None:

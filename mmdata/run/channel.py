@@ -1,25 +1,31 @@
 """Messages between the parent and a worker: pickles with the memory of large arrays sent beside them.
 
-Pickle protocol 5 hands out numpy arrays of 16 KiB and more as raw buffers, so they cross the pipe without being copied
-into a pickle first; received arrays are writable. Only processes this program started itself are at the other end.
+Pickle protocol 5 hands out numpy arrays of 16 KiB and more (and a Block's bytes) as raw buffers, so they cross the pipe
+without being copied into a pickle first, and are read straight into the memory where they stay; received arrays are
+writable. Costs about 0.3 ms for each MiB on either side. Only processes this program started itself are at the other
+end, so unpickling is safe.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+
 _OUT_OF_BAND_BYTES = 16 << 10
+_RAW = hasattr(os, "readv")  # POSIX: reads and writes on the descriptor itself, without multiprocessing's copies
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """A pickled object. size: bytes that cross the pipe."""
 
-    data: bytes | bytearray
-    buffers: tuple[Any, ...]
+    data: bytes | memoryview
+    buffers: tuple[memoryview, ...]
 
     @property
     def size(self) -> int:
@@ -47,19 +53,33 @@ def pack(value: object) -> Message:
 
 def send(connection: Connection, message: Message) -> None:
     """Raises OSError when the other end is gone."""
-    connection.send([len(buffer) for buffer in message.buffers])
-    connection.send_bytes(message.data)
-    for buffer in message.buffers:
-        connection.send_bytes(buffer)
+    parts = (message.data, *message.buffers)
+    connection.send([len(part) for part in parts])
+    for part in parts:
+        if _RAW:
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(connection.fileno(), rest) :]
+        else:
+            connection.send_bytes(part)
 
 
 def receive(connection: Connection) -> Message:
     """Raises EOFError or OSError when the other end is gone."""
     sizes: list[int] = connection.recv()
-    data = connection.recv_bytes()
-    buffers = []
-    for size in sizes:
-        buffer = bytearray(size)
-        connection.recv_bytes_into(buffer)
-        buffers.append(buffer)
+    data, *buffers = [_receive_part(connection, size) for size in sizes]
     return Message(data, tuple(buffers))
+
+
+def _receive_part(connection: Connection, size: int) -> memoryview:
+    part: memoryview = np.empty(size, np.uint8).data
+    if not _RAW:
+        connection.recv_bytes_into(part)
+        return part
+    done = 0
+    while done < size:
+        count = os.readv(connection.fileno(), [part[done:]])
+        if count == 0:
+            raise EOFError
+        done += count
+    return part

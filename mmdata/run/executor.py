@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from mmdata.errors import NotOfferedError, UsageError
@@ -18,6 +19,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EXECUTORS = ("local", "ray")
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Executor(Protocol):
@@ -59,7 +61,15 @@ def make_executor(name: str = "local", workers: int | None = None, shard: str | 
 
 
 def available_cores() -> int:
-    """Cores this process may run on, which containers and batch systems often set below the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores this process may use: its affinity and its container's quota count, not the machine's size; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _quota() or cores)
+
+
+def _quota() -> int | None:
+    """Whole cores the control group grants, None for no limit (cpu.max: admin-guide/cgroup-v2 of kernel.org)."""
+    try:
+        granted, period = _CPU_MAX.read_text(encoding="ascii").split()
+        return max(1, int(granted) // int(period))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import pickle
@@ -127,7 +128,13 @@ def check_resume(path: Path, blocks: list[Block], options: ReadOptions) -> None:
 
 def test_positions_are_json_and_blocks_are_picklable(tmp_path: Path) -> None:
     block = blocks_of(write(tmp_path, "a.jsonl", b'{"text": "a"}\n'))[0]
-    assert pickle.loads(pickle.dumps(block)) == block
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(block, protocol))
+        assert again == copy.deepcopy(block) == block and type(again.data) is bytes
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(block, 5, buffer_callback=buffers.append)
+    again = pickle.loads(pickled, buffers=[bytearray(buffer) for buffer in buffers])
+    assert (again, type(again.data), len(buffers)) == (block, bytes, 1)
     assert asdict(block.end) == block.end.to_json() == {"input_number": 0, "offset": 14, "line": 2}
 
 

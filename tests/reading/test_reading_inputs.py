@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
@@ -40,6 +41,37 @@ def test_arguments_keep_their_order_and_patterns_are_sorted(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     paths = [source.path for source in find_inputs(["z.jsonl", "a*.jsonl", "s/**/*.jsonl"])]
     assert paths == ["z.jsonl", "a9.jsonl", "a10.jsonl", "s/t/u.jsonl"]
+
+
+def test_a_pattern_may_match_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "d2/b.jsonl", "d10/a.jsonl", "d3.jsonl", "other/c.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert [source.path for source in find_inputs(["d*"])] == ["d2/b.jsonl", "d3.jsonl", "d10/a.jsonl"]
+
+
+def test_linked_folders_are_followed_and_loops_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "elsewhere/b.jsonl", "d/a.jsonl")
+    try:
+        os.symlink(tmp_path / "elsewhere", tmp_path / "d" / "linked")
+        os.symlink(tmp_path / "d", tmp_path / "d" / "loop")
+    except OSError:
+        pytest.skip("no symbolic links here")
+    monkeypatch.chdir(tmp_path)
+    assert [source.path for source in find_inputs(["d"])] == ["d/a.jsonl", "d/linked/b.jsonl"]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "d/a.jsonl", "d/locked/b.jsonl")
+    real = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=r"the folder .*locked cannot be read: Permission denied"):
+        find_inputs([tmp_path / "d"])
 
 
 def test_a_file_whose_name_holds_pattern_characters_is_itself(tmp_path: Path) -> None:

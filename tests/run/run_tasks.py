@@ -26,6 +26,10 @@ def double() -> Callable[[int], int]:
     return lambda number: 2 * number
 
 
+def same() -> Callable[[Any], Any]:
+    return lambda item: item
+
+
 def slow_first() -> Callable[[int], int]:
     def work(number: int) -> int:
         time.sleep(0.4 if number == 0 else 0.0)

@@ -14,6 +14,7 @@ import run_tasks
 
 from mmdata.errors import InputError, NotOfferedError, RunError, UsageError, WorkerDiedError
 from mmdata.run import LocalExecutor, make_executor
+from mmdata.run import executor as executor_module
 from mmdata.run.executor import available_cores
 
 
@@ -73,7 +74,7 @@ def test_large_items_are_bounded_in_bytes() -> None:
             yield bytes(1 << 20)
 
     executor = LocalExecutor(4, bytes_in_flight=3 << 20)
-    with closing(executor.map(run_tasks.process_of, items(), describe=lambda item: "a block")) as results:
+    with closing(executor.map(run_tasks.same, items(), describe=lambda item: "a block")) as results:
         next(results)
         assert pulled <= 5
         assert len(list(results)) == 19
@@ -172,6 +173,16 @@ def test_libraries_in_workers_get_one_thread_and_the_caller_keeps_its_settings(m
     names = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "NUMBA_NUM_THREADS"]
     assert list(LocalExecutor(2).map(run_tasks.environment, names, describe=run_tasks.name)) == ["1", "1", "false", "1"]
     assert os.environ["OMP_NUM_THREADS"] == "7" and "RAYON_NUM_THREADS" not in os.environ
+
+
+def test_cores_follow_affinity_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for text, cores in (("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8), ("1600000 100000", 8)):
+        (tmp_path / "cpu.max").write_text(text, encoding="ascii")
+        monkeypatch.setattr(executor_module, "_CPU_MAX", tmp_path / "cpu.max")
+        assert available_cores() == cores
+    monkeypatch.setattr(executor_module, "_CPU_MAX", tmp_path / "absent")
+    assert available_cores() == 8
 
 
 def test_executors_are_made_by_name() -> None:
