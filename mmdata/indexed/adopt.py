@@ -15,7 +15,7 @@ from mmdata.indexed.manifest import Manifest, write_manifest
 from mmdata.indexed.mapping import forget
 from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, idx_path, key_suffix, manifest_path, sidecar_prefix
 from mmdata.indexed.reader import IndexedDataset
-from mmdata.indexed.verify import verify_shard
+from mmdata.indexed.verify import VerifyResult, verify_against
 
 
 class TokenizerFacts(Protocol):
@@ -49,11 +49,10 @@ def adopt_shard(
     """
     name = clean_prefix(prefix)
     path = manifest_path(name)
-    if os.path.exists(path):
-        if not overwrite:
-            raise OutputExistsError(f"{path}: the shard has a manifest already; remove it, or overwrite (--overwrite)")
-        os.unlink(path)
-    result = verify_shard(name, deep=True, vocab_size=tokenizer.vocab_size, multimodal=multimodal)
+    if os.path.exists(path) and not overwrite:
+        raise OutputExistsError(f"{path}: the shard has a manifest already; remove it, or overwrite (--overwrite)")
+    result = VerifyResult(name, deep=True)
+    verify_against(None, result, vocab_size=tokenizer.vocab_size, eod_id=None, multimodal=multimodal)
     for error in result.errors:
         raise error
     dataset = IndexedDataset(name, multimodal=multimodal)

@@ -6,13 +6,16 @@ One pass over the tokens for the range (a reduction at memory speed), none over 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import LengthMismatchError, SequenceTooLongError, TokenRangeError, UsageError
 from mmdata.indexed.layout import MAX_SEQUENCE_LENGTH, MODE_DTYPE, dtype_for_vocabulary, stored_dtype
+
+# Native signed dtypes, each with its unsigned twin and the first value that is negative when signed.
+_UNSIGNED: Final = {np.dtype(f"i{size}"): (np.dtype(f"u{size}"), 1 << (8 * size - 1)) for size in (1, 2, 4, 8)}
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,6 +26,7 @@ class TokenRange:
     low: int
     high: int
     reason: str
+    whole_dtype: bool = False
 
     @classmethod
     def of(cls, vocab_size: int | None, dtype: Any = None) -> TokenRange:
@@ -39,7 +43,7 @@ class TokenRange:
             return cls(chosen, 0, 0, "")
         bounds = np.iinfo(chosen)
         if vocab_size is None:
-            return cls(chosen, int(bounds.min), int(bounds.max) + 1, f"{chosen.name} holds")
+            return cls(chosen, int(bounds.min), int(bounds.max) + 1, f"{chosen.name} holds", whole_dtype=True)
         if vocab_size - 1 > bounds.max:
             raise UsageError(f"dtype {chosen.name} ends at {bounds.max}, too small for vocab_size {vocab_size}")
         return cls(chosen, 0, vocab_size, f"a vocabulary of {vocab_size:,} has")
@@ -65,14 +69,13 @@ class TokenRange:
         return array
 
     def _holds(self, array: NDArray[Any]) -> bool:
-        if np.can_cast(array.dtype, self.dtype) and self.low == np.iinfo(self.dtype).min:
-            bounds = np.iinfo(self.dtype)
-            if self.high > bounds.max:
-                return True
-        if self.low == 0 and array.dtype.kind == "i":
+        if self.whole_dtype and np.can_cast(array.dtype, self.dtype):
+            return True
+        seen = _UNSIGNED.get(array.dtype)
+        if self.low == 0 and seen is not None:
             # Seen as unsigned, a negative token is at least half the type's range: one pass finds both faults.
-            half = 1 << (8 * array.dtype.itemsize - 1)
-            return int(array.view(array.dtype.str.replace("i", "u")).max()) < min(self.high, half)
+            unsigned, half = seen
+            return int(np.maximum.reduce(array.view(unsigned))) < min(self.high, half)
         return self.low <= int(array.min()) and int(array.max()) < self.high
 
     def _refuse(self, array: NDArray[Any], path: str) -> None:

@@ -108,9 +108,18 @@ def verify_shard(
             result.notes.append("no manifest: tokenizer, hashes and EOD are not checked (`mmdata adopt` writes one)")
     except ManifestError as error:
         result.add(error)
+    verify_against(manifest, result, vocab_size=vocab_size, eod_id=eod_id, multimodal=multimodal)
+    return result
+
+
+def verify_against(
+    manifest: Manifest | None, result: VerifyResult, *, vocab_size: int | None, eod_id: int | None, multimodal: bool
+) -> None:
+    """Check the shard `result.prefix` against `manifest`, or against the other facts where that is None."""
+    name = result.prefix
     opened = _open(name, manifest.multimodal if manifest else multimodal, result)
     if opened is None:
-        return result
+        return
     index = opened.index
     result.sequences, result.documents = index.header.sequences, index.header.entries - 1
     result.tokens = opened.tokens.size
@@ -120,7 +129,6 @@ def verify_shard(
         result.add(_digest_fault(manifest, "idx", index.digest(), index.path))
     _verify_tokens(opened, manifest, (vocab_size, eod_id), result)
     _verify_sidecars(name, index, manifest, result)
-    return result
 
 
 def _open(prefix: str, multimodal: bool, result: VerifyResult) -> _Opened | None:

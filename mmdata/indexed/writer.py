@@ -26,7 +26,7 @@ from mmdata.indexed.tokens import TokenRange, checked_ends, checked_lengths, che
 
 # Tokens are cast, hashed and written in pieces that stay in a core's cache.
 _PIECE: Final = 1 << 17
-_ONE: Final = np.ones(1, np.int64)
+_PENDING_DOCUMENTS: Final = 1 << 12
 
 
 class ShardWriter:
@@ -78,10 +78,14 @@ class ShardWriter:
         multimodal: bool,
     ) -> None:
         self.prefix = clean_prefix(prefix)
+        if not os.path.basename(self.prefix):
+            raise UsageError(f"output prefix {os.fspath(prefix)!r} names a folder; add a name, such as out/my")
         if is_remote(self.prefix):
             raise UsageError(f"{self.prefix}: shards are written to local paths; write here, then copy the files there")
         self.dtype = token_range.dtype
-        self.tokens = 0
+        self._tokens = 0
+        self._pending: list[NDArray[Any]] = []
+        self._pending_tokens = 0
         self._range = token_range
         self._overwrite = overwrite
         self._multimodal = multimodal
@@ -118,10 +122,10 @@ class ShardWriter:
             raise CheckpointError(f"{writer.prefix}: the checkpoint state is not one of this writer") from error
         if dtype_name != writer.dtype.name:
             raise CheckpointError(f"{writer.prefix}: the checkpoint is of {dtype_name}, not {writer.dtype.name}")
-        writer.tokens = bin_bytes // writer.dtype.itemsize
+        writer._tokens = bin_bytes // writer.dtype.itemsize
         writer._spool = IndexSpool(writer._stem, multimodal=multimodal, resume_at=(sequences, documents))
         try:
-            writer._spool.check_resumed(writer.tokens)
+            writer._spool.check_resumed(writer._tokens)
             writer._take_back(FileDigest(bin_bytes, digest))
             writer._bin = PartialFile.reopen(writer._bin_partial, bin_bytes, digest=digest)
         except BaseException:
@@ -146,12 +150,17 @@ class ShardWriter:
     @property
     def sequences(self) -> int:
         """Sequences added so far."""
-        return self._spool.sequences
+        return self._spool.sequences + sum(part.size > 0 for part in self._pending)
 
     @property
     def documents(self) -> int:
         """Documents added so far."""
-        return self._spool.documents
+        return self._spool.documents + len(self._pending)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens added so far."""
+        return self._tokens + self._pending_tokens
 
     def add_document(self, tokens: Any, lengths: Any = None, modes: Any = None) -> None:
         """Add one document.
@@ -160,11 +169,28 @@ class ShardWriter:
         when there are no tokens (an empty document). modes: one mode byte a sequence, multimodal shards only.
         Raises TokenRangeError, LengthMismatchError, SequenceTooLongError; then nothing was added.
         """
+        assert not self._closed, "the writer is closed"
         array = self._range.checked(tokens, self.prefix)
+        if lengths is None and modes is None and array.size < _PIECE:
+            # Small documents are collected: a copy here, since the caller may go on using its array.
+            self._pending.append(array.astype(self.dtype))
+            self._pending_tokens += array.size
+            if self._pending_tokens >= _PIECE or len(self._pending) >= _PENDING_DOCUMENTS:
+                self._flush()
+            return
         if lengths is None:
             lengths = [array.size] if array.size else []
         counts = checked_lengths(lengths, array.size, self.prefix)
-        self._append(array, counts, _ONE * counts.size, modes)
+        self._append(array, counts, np.array([counts.size]), modes)
+
+    def _flush(self) -> None:
+        """Write the collected documents."""
+        if not self._pending:
+            return
+        pending, self._pending, self._pending_tokens = self._pending, [], 0
+        lengths = np.array([part.size for part in pending])
+        filled = lengths > 0
+        self._write(np.concatenate(pending), lengths[filled], np.cumsum(filled), None)
 
     def add_documents(self, tokens: Any, lengths: Any, documents: Any = None, modes: Any = None) -> None:
         """Add many documents at once.
@@ -199,6 +225,7 @@ class ShardWriter:
         writer's holds is widened, another one range-checked. observe: called with each piece of source tokens.
         Raises TokenRangeError; then the writer cannot go on.
         """
+        self._flush()
         first, last = documents or (0, source.document_count)
         entries = source.document_indices[first : last + 1]
         low, high = int(entries[0]), int(entries[-1])
@@ -217,7 +244,7 @@ class ShardWriter:
                 np.ascontiguousarray(piece if widens else self._range.checked(piece, self.prefix), self.dtype)
             )
             forget(piece)
-        self.tokens += end - begin
+        self._tokens += end - begin
         modes = source.sequence_modes
         for start in range(low, high, _PIECE):
             stop = min(start + _PIECE, high)
@@ -232,16 +259,22 @@ class ShardWriter:
 
     def _append(self, array: NDArray[Any], lengths: NDArray[Any], ends: NDArray[np.int64], modes: Any) -> None:
         assert not self._closed, "the writer is closed"
+        self._flush()
         if modes is not None:
             if not self._multimodal:
                 raise LengthMismatchError(
                     "modes were given", path=self.prefix, remedy="open the writer with multimodal=True"
                 )
             modes = checked_modes(modes, lengths.size, self.prefix)
+        self._write(array, lengths, ends, modes)
+
+    def _write(
+        self, array: NDArray[Any], lengths: NDArray[Any], ends: NDArray[np.int64], modes: NDArray[np.int8] | None
+    ) -> None:
         self._whole = False
         for start in range(0, array.size, _PIECE):
             self._bin.append(np.ascontiguousarray(array[start : start + _PIECE], self.dtype))
-        self.tokens += int(array.size)
+        self._tokens += int(array.size)
         base = self._spool.sequences
         self._spool.add_sequences(lengths, modes)
         self._spool.add_ends(ends + base)
@@ -250,6 +283,7 @@ class ShardWriter:
     def checkpoint(self) -> dict[str, Any]:
         """Make everything added so far durable and return a small JSON state for `resume`."""
         self._refuse_broken()
+        self._flush()
         self._bin.sync()
         self._spool.sync()
         self._checkpointed = True
@@ -270,6 +304,7 @@ class ShardWriter:
         if self._sealed is not None:
             return self._sealed
         self._refuse_broken()
+        self._flush()
         self._bin.seal()
         self._spool.seal()
         idx_partial = idx_path(self._stem) + PARTIAL
@@ -280,7 +315,7 @@ class ShardWriter:
             dtype=self.dtype,
             sequences=self.sequences,
             documents=self.documents,
-            tokens=self.tokens,
+            tokens=self._tokens,
             multimodal=self._multimodal,
             bin=FileDigest(self._bin.size, self._bin.xxh3_128),
             idx=index,

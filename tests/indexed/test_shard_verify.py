@@ -319,6 +319,18 @@ def test_adopting_refuses_a_shard_of_another_tokenizer(tmp_path: Path) -> None:
     assert not file(prefix, ".json").exists()
 
 
+def test_adopting_anew_replaces_the_manifest_only_when_the_shard_is_sound(tmp_path: Path) -> None:
+    prefix = plain_shard(tmp_path / "x", [[1], [999]])
+    adopt_shard(prefix, StubTokenizer())
+    before = file(prefix, ".json").read_bytes()
+    with pytest.raises(errors.TokenRangeError):
+        adopt_shard(prefix, StubTokenizer(vocab_size=500), overwrite=True)
+    assert file(prefix, ".json").read_bytes() == before
+    file(prefix, ".json").write_bytes(b"rubbish")
+    assert adopt_shard(prefix, StubTokenizer(fingerprint="0" * 32), overwrite=True).tokenizer_fingerprint == "0" * 32
+    assert verify_shard(prefix, deep=True).ok
+
+
 # Repairing.
 
 

@@ -134,6 +134,20 @@ def test_bulk_documents_of_several_sequences_make_the_worked_example(tmp_path: P
     assert (tmp_path / "ex.idx").read_bytes() == EXAMPLE_IDX
 
 
+def test_counts_are_right_at_any_time_and_arrays_may_be_reused(tmp_path: Path) -> None:
+    scratch = np.zeros(3, np.uint16)
+    with ShardWriter(tmp_path / "x", vocab_size=100) as writer:
+        for number in range(5000):
+            scratch[:] = number % 90
+            writer.add_document(scratch[: number % 4])
+            if number % 1000 == 0:
+                full, rest = divmod(number + 1, 4)
+                tokens = full * 6 + sum(range(rest))
+                assert (writer.documents, writer.tokens) == (number + 1, tokens)
+                assert writer.sequences == number + 1 - full - (rest > 0)
+    assert contents(tmp_path / "x") == [[n % 90] * (n % 4) for n in range(5000) if n % 4]
+
+
 def test_strided_and_read_only_arrays_are_taken(tmp_path: Path) -> None:
     source = np.arange(20, dtype=np.int32)
     source.flags.writeable = False
@@ -223,7 +237,7 @@ def test_a_writer_whose_write_failed_cannot_be_closed_or_checkpointed(
 
     with monkeypatch.context() as patched, pytest.raises(errors.DiskFullError):
         patched.setattr(IndexSpool, "add_ends", full)
-        writer.add_document([2])
+        writer.add_documents([2], [1])
     for end in (writer.close, writer.checkpoint):
         with pytest.raises(errors.OutputError, match="half way"):
             end()
@@ -506,6 +520,12 @@ def test_a_set_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     with ShardSet(tmp_path / "x", sidecars=["origin"], vocab_size=100) as shard_set:
         shard_set.main.add_document([1])
     assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("prefix", ["", "out/", ".bin"])
+def test_a_prefix_without_a_name_is_refused(prefix: str) -> None:
+    with pytest.raises(errors.UsageError, match="names a folder"):
+        ShardWriter(prefix, vocab_size=100)
 
 
 def test_writing_to_a_remote_address_is_refused(tmp_path: Path) -> None:
