@@ -49,6 +49,12 @@ class JsonlWriter:
         self._closed = False
         try:
             self._stream = open(self.temporary, "wb" if state is None else "r+b")  # noqa: SIM115
+        except FileNotFoundError as fault:
+            if state is None:
+                raise self._named(fault) from fault
+            raise LedgerMismatchError(
+                f"{self.temporary} of the unfinished run is gone; start again with --overwrite"
+            ) from fault
         except OSError as fault:
             raise self._named(fault) from fault
         if state is not None:

@@ -128,6 +128,13 @@ def test_a_temporary_file_shorter_than_its_state_is_refused(tmp_path: Path) -> N
         JsonlWriter(tmp_path / "out.jsonl", state=state)
 
 
+def test_a_temporary_file_that_is_gone_is_said(tmp_path: Path) -> None:
+    with JsonlWriter(tmp_path / "a.jsonl") as writer:
+        state = writer.checkpoint()
+    with pytest.raises(LedgerMismatchError, match=r"b\.jsonl\.partial of the unfinished run is gone"):
+        JsonlWriter(tmp_path / "b.jsonl", state=state)
+
+
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
