@@ -68,7 +68,7 @@ class TokenizerOptions:
 
     eod_token: the end-of-document token by name, else it is looked for. allow_special: special-token text inside user
     text becomes the control token, as Hugging Face's `encode` does by default. special_tokens: a JSON file with the
-    special tokens of a tiktoken rank file. engine: `auto`, `fast` (fastokens or an error) or `huggingface`.
+    special tokens of a tiktoken rank file. engine: `auto`, `fast` (fastokens or an error), `huggingface` or `none`.
     """
 
     eod_token: str | None = None

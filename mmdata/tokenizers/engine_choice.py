@@ -18,7 +18,7 @@ from mmdata.tokenizers.adversarial import adversarial_texts
 from mmdata.tokenizers.base import Encoder, TokenBatch, refuse_surrogates
 from mmdata.tokenizers.threads import release_memory
 
-ENGINES = ("auto", "fast", "huggingface")
+ENGINES = ("auto", "fast", "huggingface", "none")
 SAMPLE_TEXTS = 64
 SAMPLE_CHARACTERS = 2048
 _LOG = logging.getLogger(__name__)
@@ -47,12 +47,14 @@ class Engines:
 def choose(engines: Engines, wanted: str, special: Sequence[str], sample: Sequence[str]) -> tuple[Encoder, Verdict]:
     """The engine to use, loaded.
 
-    wanted: `auto`, `fast` or `huggingface` (the reference). special: contents of special tokens. sample: texts of this
-    run; at most 64, evenly spread, of 2,048 characters each, are compared.
-    Raises TokenizerEngineError when `fast` was asked for and does not hold, UsageError for another word.
+    wanted: `auto`, `fast`, `huggingface` (the reference) or `none` (nothing is loaded, encoding is an error). special:
+    contents of special tokens. sample: texts of this run; at most 64, evenly spread, of 2,048 characters each, are
+    compared. Raises TokenizerEngineError when `fast` was asked for and does not hold, UsageError for another word.
     """
     if wanted not in ENGINES:
         raise UsageError(f"engine {wanted!r} is unknown; choose one of {', '.join(ENGINES)}")
+    if wanted == "none":
+        return NoEncoder(), Verdict(False, NoEncoder.name)
     if engines.fast is None and wanted == "fast":
         raise TokenizerEngineError("this kind of tokenizer has no fast engine; use engine auto")
     if engines.fast is None or wanted == "huggingface":
@@ -81,6 +83,8 @@ def choose(engines: Engines, wanted: str, special: Sequence[str], sample: Sequen
 
 def resume(engines: Engines, verdict: Verdict) -> Encoder:
     """The engine an earlier verdict settled on."""
+    if verdict.description == NoEncoder.name:
+        return NoEncoder()
     return engines.fast() if verdict.fast and engines.fast else engines.reference()
 
 
@@ -112,6 +116,15 @@ def _load_fast(load: EncoderFactory) -> tuple[Encoder | None, str | None]:
         return None, str(error)
     release_memory()  # loading left 80 MB of parsed JSON behind (Qwen3)
     return encoder, None
+
+
+class NoEncoder:
+    """Stands where no engine was loaded: for looking at a vocabulary, its end token, or decoding."""
+
+    name = "none"
+
+    def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
+        raise TokenizerEngineError(f"{len(texts)} texts to encode, but the tokenizer was loaded with engine none")
 
 
 class GuardedEncoder:

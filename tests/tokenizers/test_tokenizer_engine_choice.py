@@ -99,7 +99,7 @@ def test_an_engine_that_cannot_load_is_named_with_its_reason() -> None:
 def test_the_reference_can_be_asked_for_and_other_words_are_refused() -> None:
     encoder, verdict = choose(engines(unloadable), "huggingface", [], [])
     assert (encoder.name, verdict.description) == ("slow 1", "slow 1 (asked for)")
-    with pytest.raises(UsageError, match="engine 'quick' is unknown; choose one of auto, fast, huggingface"):
+    with pytest.raises(UsageError, match="engine 'quick' is unknown; choose one of auto, fast, huggingface, none"):
         choose(engines(unloadable), "quick", [], [])
 
 
@@ -152,3 +152,12 @@ def test_without_fastokens_the_library_encodes_and_the_reason_is_given(
     tokenizer = load_tokenizer(bpe_folder)
     assert "the fast engine was not used: fastokens cannot be imported" in tokenizer.engine
     assert np.array_equal(tokenizer.encode_batch(["人工智能 fox"]).tokens, expected)
+
+
+def test_without_an_engine_facts_and_decoding_work_and_encoding_is_an_error(bpe_folder: Path) -> None:
+    full, bare = load_tokenizer(bpe_folder, engine="huggingface"), load_tokenizer(bpe_folder, engine="none")
+    assert (bare.fingerprint, bare.eod, bare.engine) == (full.fingerprint, full.eod, "none")
+    assert bare.decode(full.encode_batch(["人工智能 fox"]).tokens) == "人工智能 fox"
+    with pytest.raises(TokenizerEngineError, match="2 texts to encode, but the tokenizer was loaded with engine none"):
+        bare.encode_batch(["a", "b"])
+    assert bare.spec.load().engine == "none"
