@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader
 
 from mmdata.samples.rows import SampleSet
 from mmdata_train.batch import Batch
-from mmdata_train.data.agreement import check_agreement
+from mmdata_train.data.agreement import Digests, find_disagreement
 from mmdata_train.data.broadcast import receive_step, send_step
 from mmdata_train.data.open import TrainingData, unproven
 from mmdata_train.data.step_reader import Request, StepReader
 from mmdata_train.data_config import LoadingConfig
-from mmdata_train.errors import SamplesExhausted
+from mmdata_train.errors import BatchMismatch, SamplesExhausted
 from mmdata_train.layout import Axis, ParallelLayout
 from mmdata_train.sampler import ParallelSampler
 
@@ -188,9 +188,16 @@ class StepLoader:
         if self._checked >= self.loading.verify_steps:
             return
         self._checked += 1
+        mine = Digests(item["token_digest"], item["index_digest"])
         axes: tuple[Axis, ...] = ("tensor", "pipeline")
+        problem = None
         for axis in axes:
             group = self.place.groups.get(axis)
             if group is not None and self.place.layout.degree(axis) > 1:
-                what = f"step that ends at sample {item['request'].consumed:,}, {axis} group"
-                check_agreement(item["token_digest"], item["index_digest"], group, self.place.device, what)
+                found = find_disagreement(mine, problem is not None, group, self.place.device)
+                problem = problem or (f"{axis} group: {found}" if found else None)
+        if problem is not None:
+            raise BatchMismatch(
+                f"step that ends at sample {item['request'].consumed:,}, {problem}; ranks read different files: put "
+                "the shards on one shared disk, copy them again, or set data.loading.tensor_peers: broadcast"
+            )
