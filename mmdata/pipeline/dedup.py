@@ -103,23 +103,28 @@ def build_signer(stages: Stages, params: DedupParams) -> Callable[[Block], SignR
     return work
 
 
-def build_frame_encoder(stages: Stages, setup: DedupSetup) -> Callable[[FrameTask], BlockResult]:
-    """The function that encodes the kept documents of spool frames; called once in each worker."""
-    encode, reader = DocumentEncoder(stages), SpoolReader(setup.spool)
+class FrameEncoder:
+    """Encodes the kept documents of spool frames; holds the spool open until `close`."""
 
-    def work(task: FrameTask) -> BlockResult:
+    def __init__(self, stages: Stages, setup: DedupSetup) -> None:
+        self._encode, self._params = DocumentEncoder(stages), setup.params
+        self._reader = SpoolReader(setup.spool)
+
+    def __call__(self, task: FrameTask) -> BlockResult:
         tally = Tally()
         with Timer(tally, "spool"):
-            documents = reader.documents(task.number)
-        decision = _decision(task, reader.first_document(task.number), len(documents))
-        drops = [drop_of(_identity(documents[place]), decision, place, setup.params) for place, _, _ in task.dropped]
+            documents = self._reader.documents(task.number)
+        decision = _decision(task, self._reader.first_document(task.number), len(documents))
+        drops = [drop_of(_identity(documents[place]), decision, place, self._params) for place, _, _ in task.dropped]
         drops = with_text(drops, documents)
         tally.count_drops(drops)
         kept = [document for document, keep in zip(documents, decision.kept.tolist(), strict=True) if keep]
-        rows, more = encode(kept, tally)
+        rows, more = self._encode(kept, tally)
         return BlockResult(rows, [], in_input_order(drops, more), tally, Position())
 
-    return work
+    def close(self) -> None:
+        """Close the spool."""
+        self._reader.close()
 
 
 def _identity(document: Document) -> tuple[str, int, int, str | None]:
@@ -204,7 +209,7 @@ def encode_kept(stages: Stages, setup: DedupSetup, consumed: Consumed, tools: Ru
     tools.progress.stage("encoding")
     clock = CommitClock(tools)
     tasks = _tasks(setup, consumed.frame)
-    results = tools.executor.map(partial(build_frame_encoder, stages, setup), tasks, describe=_describe_frame)
+    results = tools.executor.map(partial(FrameEncoder, stages, setup), tasks, describe=_describe_frame)
     with contextlib.closing(closable(results)) as ordered:
         for result in ordered:
             end = consumed.position
@@ -235,8 +240,8 @@ def add_to_index(setup: DedupSetup, batch_name: str) -> None:
     index = DedupIndex(setup.index, setup.params)
     if batch_name in index.batches:
         return
-    signer, reader = Signer(setup.params), SpoolReader(setup.spool)
-    with index.begin() as batch:
+    signer = Signer(setup.params)
+    with SpoolReader(setup.spool) as reader, index.begin() as batch:
         for task in _tasks(setup, 0):
             gone = {place for place, _, _ in task.dropped}
             kept = [d for place, d in enumerate(reader.documents(task.number)) if place not in gone]
@@ -245,7 +250,6 @@ def add_to_index(setup: DedupSetup, batch_name: str) -> None:
                 identities = [Identity(document.path, document.line, document.id) for document in kept]
                 batch.add(identities, signer.sign(texts), signer.sets(texts))
         batch.commit(batch_name)
-    reader.close()
 
 
 def check_generation(setup: DedupSetup, consumed: Consumed, batch_name: str) -> None:

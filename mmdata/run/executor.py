@@ -26,7 +26,8 @@ class Executor(Protocol):
     """Applies a function to items, in order, somewhere else.
 
     `build` is a picklable function without arguments (a module-level function, or functools.partial of one), called
-    once in each worker; it returns the function applied to every item, so what is costly to load is loaded once.
+    once in each worker; it returns the function applied to every item, so what is costly to load is loaded once. If
+    that function has a `close`, it is called at the end.
     Results come in the order of the items, the same for any number of workers. Items are pulled lazily; only a few
     are in flight, bounded in bytes. Errors of the function arrive as themselves, with `describe(item)` in their notes,
     after the results of all items before. An item whose worker dies is tried once more; then WorkerDiedError names it.

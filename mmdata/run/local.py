@@ -60,13 +60,18 @@ def _map_here(
     build: Callable[[], Callable[[T], R]], items: Iterable[T], describe: Callable[[T], str]
 ) -> Generator[R, None, None]:
     function = build()
-    for item in items:
-        try:
-            result = function(item)
-        except Exception as fault:
-            _name_item(fault, describe(item))
-            raise
-        yield result
+    try:
+        for item in items:
+            try:
+                result = function(item)
+            except Exception as fault:
+                _name_item(fault, describe(item))
+                raise
+            yield result
+    finally:
+        release = getattr(function, "close", None)
+        if release is not None:
+            release()
 
 
 def _name_item(fault: BaseException, description: str) -> None:

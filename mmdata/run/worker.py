@@ -60,6 +60,9 @@ def serve(tasks: Connection, answers: Connection, build: Message) -> None:
         index, item = message.load()
         del message
         send(answers, _answer(function, index, item))
+    release = getattr(function, "close", None)
+    if release is not None:
+        release()
 
 
 def _answer(function: Callable[[Any], Any], index: int, item: Any) -> Message:

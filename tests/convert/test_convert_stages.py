@@ -1,0 +1,189 @@
+"""Cleaning, deduplication and chat rendering inside `mmdata.convert`: same result however the run was carried out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_convert import digests
+
+import mmdata
+from mmdata.dedup.in_memory import find_duplicates
+from mmdata.errors import DedupIndexMismatchError, UsageError
+
+WORDS = (Path(__file__).read_text(encoding="utf-8") + "甲乙丙丁戊己庚辛壬癸子丑寅卯辰巳午未申酉戌亥").split()
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def near_copy(text: str, seed: int) -> str:
+    words = text.split(" ")
+    words[seed % len(words)] = f"edited{seed}"
+    return " ".join(words)
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    """150 records: 100 different texts, every other one followed later by an edited copy."""
+    draw = random.Random(7)
+    texts = [" ".join(draw.choices(WORDS, k=120)) for _ in range(100)]
+    texts += [near_copy(text, number) for number, text in enumerate(texts[::2])]
+    path = tmp_path / "copies.jsonl"
+    lines = [json.dumps({"id": f"r{number}", "text": text}, ensure_ascii=False) for number, text in enumerate(texts)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def dropped(prefix: Path) -> list[dict[str, Any]]:
+    with gzip.open(f"{prefix}_dropped.jsonl.gz", "rt", encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def test_near_duplicates_are_dropped_and_named(copies: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    report = mmdata.convert(copies, tmp_path / "out", tokenizer_folder, recipe="none", format="text")
+    texts = [json.loads(line)["text"] for line in copies.read_text(encoding="utf-8").split("\n")[:-1]]
+    kept_of, similarity = find_duplicates(texts)
+    expected = [(n, int(kept), float(similarity[n])) for n, kept in enumerate(kept_of) if kept >= 0]
+    drops = dropped(tmp_path / "out")
+    found = [(d["line"] - 1, int(d["kept"].rsplit(":", 1)[1]) - 1, d["similarity"]) for d in drops]
+    assert found == expected != []
+    assert all(drop["stage"] == "dedup" and drop["similarity"] >= 0.8 for drop in drops)
+    assert report.data["stages"]["dedup"]["dropped"] == len(drops)
+    assert report.data["records"]["read"] == 150 == report.data["records"]["kept"] + len(drops)
+
+
+@pytest.mark.parametrize("how", [{"workers": 2}, {"block_records": 1}, {"block_records": 4096}])
+def test_deduplicated_bytes_do_not_depend_on_workers_or_blocks(
+    copies: Path, corpus: Path, tokenizer_folder: Path, tmp_path: Path, how: dict[str, int]
+) -> None:
+    for name, options in (("one", {}), ("other", how)):
+        mmdata.convert([copies, corpus], tmp_path / name / "out", tokenizer_folder, **options)
+    assert digests(tmp_path / "one" / "out") == digests(tmp_path / "other" / "out")
+
+
+def test_a_deduplicating_run_goes_on_from_every_commit(
+    copies: Path, corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmdata.run.ledger import Ledger
+
+    options: dict[str, Any] = {"block_records": 40, "split": "8,1,1"}
+    mmdata.convert([copies, corpus], tmp_path / "whole" / "out", tokenizer_folder, **options)
+    commit = Ledger.commit
+    phases: list[str] = []
+    stop_after = 0
+    while True:
+        stop_after += 3
+        seen = 0
+
+        def dying_commit(self: Ledger, state: Any) -> None:
+            nonlocal seen
+            commit(self, state)
+            seen += 1
+            if seen == stop_after:  # noqa: B023 - used within this round only
+                phases.append(state["phase"])
+                raise Killed
+
+        prefix = tmp_path / f"stop{stop_after}" / "out"
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "commit", dying_commit)
+            try:
+                mmdata.convert([copies, corpus], prefix, tokenizer_folder, **options, commit_seconds=0.0)
+                break
+            except Killed:
+                pass
+        mmdata.convert([copies, corpus], prefix, tokenizer_folder, **options)
+        assert digests(prefix) == digests(tmp_path / "whole" / "out"), phases[-1]
+    assert {"sign", "kept"} <= set(phases)
+
+
+def test_a_run_killed_while_deciding_decides_again(
+    copies: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmdata.pipeline import dedup
+
+    mmdata.convert(copies, tmp_path / "whole" / "out", tokenizer_folder)
+    prefix = tmp_path / "killed" / "out"
+
+    def dying(setup: Any, barrier: Any) -> None:
+        next(iter(barrier.decide(list(setup.names))))
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dedup, "_decide", dying)
+        with pytest.raises(Killed):
+            mmdata.convert(copies, prefix, tokenizer_folder)
+    mmdata.convert(copies, prefix, tokenizer_folder)
+    assert digests(prefix) == digests(tmp_path / "whole" / "out")
+
+
+def test_an_index_wins_over_a_new_batch_and_is_filled_once(
+    copies: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"recipe": "none", "dedup_index": str(tmp_path / "index")}
+    lines = copies.read_text(encoding="utf-8").split("\n")[:-1]
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first.write_text("\n".join(lines[:100]) + "\n", encoding="utf-8")
+    second.write_text("\n".join(lines[100:]) + '\n{"text": "something that was never there before, at all"}\n', "utf-8")
+    mmdata.convert(first, tmp_path / "a", tokenizer_folder, **options)
+    report = mmdata.convert(second, tmp_path / "b", tokenizer_folder, **options)
+    assert report.data["records"]["kept"] == 51 - report.data["stages"]["dedup"]["dropped"]
+    assert report.data["stages"]["dedup"]["dropped"] >= 45
+    assert all("first.jsonl:" in drop["kept"] for drop in dropped(tmp_path / "b"))
+    with pytest.raises(DedupIndexMismatchError):
+        mmdata.convert(second, tmp_path / "c", tokenizer_folder, **options, dedup_threshold=0.5)
+
+
+def test_an_index_without_deduplication_is_refused(copies: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--dedup"):
+        mmdata.convert(copies, tmp_path / "a", tokenizer_folder, dedup="none", dedup_index="x")
+
+
+def test_personal_data_is_replaced_before_it_becomes_tokens(tokenizer_folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    text = "患者张某，身份证号11010519491231002X，手机13812345678，于2024年3月15日入院，诊断为急性阑尾炎。" * 2
+    source.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    for pii, there in (("replace", False), ("off", True)):
+        mmdata.convert(source, tmp_path / pii / "out", tokenizer_folder, recipe="zh", pii=pii)
+        dataset = mmdata.IndexedDataset(tmp_path / pii / "out_text_document")
+        decoded = mmdata.load_tokenizer(tokenizer_folder).decode(dataset[0])
+        assert ("11010519491231002X" in decoded) == there == ("13812345678" in decoded)
+        assert "2024年3月15日" in decoded
+
+
+def test_chat_and_plain_records_share_a_shard_with_spans(tokenizer_folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "mixed.jsonl"
+    records = [
+        {"instruction": "写一句话", "input": "", "output": "第一条 为了保护民事主体的合法权益。"},
+        {"text": "The quick brown fox jumps over the lazy dog."},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+        {"nothing": "known"},
+    ]
+    source.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in records) + "\n", encoding="utf-8")
+    options: dict[str, Any] = {"recipe": "none", "dedup": "none", "chat_template": "chatml"}
+    report = mmdata.convert(source, tmp_path / "out", tokenizer_folder, **options)
+    assert report.data["records"]["rejected"] == {"unknown-format": 1}
+    prefix = tmp_path / "out_text_document"
+    dataset, tokenizer = mmdata.IndexedDataset(prefix), mmdata.load_tokenizer(tokenizer_folder)
+    assert dataset.manifest is not None and dataset.manifest.loss == "spans"
+    counted = []
+    for number in range(len(dataset)):
+        tokens = dataset[number]
+        counted.append("".join(tokenizer.decode(tokens[a:b]) for a, b in dataset.loss_spans(number)))
+    assert counted[0].startswith("第一条 为了保护民事主体的合法权益。") and counted[2].startswith("hello")
+    assert dataset.loss_spans(1).tolist() == [[1, len(dataset[1])]]
+    assert mmdata.verify_shard(prefix, deep=True).ok
+
+
+def test_plain_records_alone_get_no_spans(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, recipe="none", dedup="none")
+    assert not (tmp_path / "out_text_document_loss_spans.idx").exists()
+    mmdata.convert(corpus, tmp_path / "text", tokenizer_folder, recipe="none", dedup="none", format="text")
+    for ending in (".bin", ".idx"):
+        pair = [(tmp_path / f"{name}_text_document{ending}").read_bytes() for name in ("out", "text")]
+        assert pair[0] == pair[1]
