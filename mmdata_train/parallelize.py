@@ -85,7 +85,7 @@ def build_parts(model: ModelConfig, parallel: ParallelConfig, training: Training
         if parallel.tensor > 1:
             split_over_tensor_axis(part, mesh.world[TENSOR_AXIS], splits_sequence=parallel.splits_sequence)
         for layer in part.decoder_layers():
-            recompute_layer(layer, training.activation_checkpointing)
+            recompute_layer(layer, training.activation_checkpointing, compiled=training.compile)
             if training.compile:
                 layer.compile(fullgraph=True)
         shard_over_data(part, mesh, parallel, training)

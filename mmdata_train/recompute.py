@@ -9,13 +9,14 @@ schedules) work; torch's own selective contexts allow one reading.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from mmdata_train.model.layers import DecoderLayer
 
@@ -86,15 +87,26 @@ def _contexts(names: frozenset[str]) -> Callable[[], tuple[_Keep, _Replay]]:
     return make
 
 
-def recompute_layer(layer: DecoderLayer, mode: Literal["none", "selective", "full"]) -> None:
-    """Wrap the layer's forward in place."""
+def _compiler_contexts(names: frozenset[str]) -> Callable[[], Any]:
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = hasattr(operation, "name") and operation.name().partition(".")[0] in names
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return partial(create_selective_checkpoint_contexts, policy)
+
+
+def recompute_layer(layer: DecoderLayer, mode: Literal["none", "selective", "full"], *, compiled: bool = False) -> None:
+    """Wrap the layer's forward in place.
+
+    compiled: the layer will be compiled; the compiler understands torch's selective contexts only.
+    """
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
         # Attention that drops draws random numbers; skipping it would shift the draws of what follows.
         names = PRODUCTS | COMMUNICATION | (frozenset() if layer.attention.dropout else ATTENTION)
-        options["context_fn"] = _contexts(names)
+        options["context_fn"] = _compiler_contexts(names) if compiled else _contexts(names)
     inner = layer.forward
 
     def forward(*args: Any) -> Any:

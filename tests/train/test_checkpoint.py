@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +67,6 @@ def resume(cell: Cell, shape: Shape, folder: Path, more: int, weights_only: bool
     return train(engine, shape, range(state["step"], state["step"] + more))
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    with RankPool(4, deadline_s=150) as pool:
-        yield pool
-
-
 LAYOUTS = {
     "tp2pp2": Cell(tensor=2, pipeline=2, model="qwen3-tied"),
     "dp2pp2-zero1": Cell(pipeline=2, data=2, zero_stage=1, model="qwen3-tied"),
@@ -104,12 +97,6 @@ def test_resume_in_the_same_layout_is_bit_exact(name: str, ranks: RankPool, save
 def test_another_layout_continues_the_same_training(written: str, read: str, ranks: RankPool, saved: Saved) -> None:
     folder, expected = saved[written]
     assert difference(ranks.run(resume, LAYOUTS[read], TIED, folder, 2)[0], expected) < 1e-5
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[RankPool]:
-    with RankPool(1, deadline_s=100) as pool:
-        yield pool
 
 
 def test_fewer_ranks_read_what_more_ranks_wrote(one: RankPool, saved: Saved) -> None:
@@ -205,8 +192,8 @@ def die_while_saving(folder: Path) -> None:
     checkpointer.wait()
 
 
-def test_rank_killed_during_a_save_leaves_a_whole_checkpoint(one: RankPool, tmp_path: Path) -> None:
-    with RankPool(2, deadline_s=100) as two, pytest.raises(RankError, match=r"exit code -9|failed first"):
+def test_rank_killed_during_a_save_leaves_a_whole_checkpoint(one: RankPool, two: RankPool, tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"exit code -9|failed first"):
         two.run(die_while_saving, tmp_path)
     found = latest_checkpoint(tmp_path)
     assert found is not None

@@ -6,7 +6,6 @@ The whole matrix is `make parity`. One group of 4 ranks runs all cells; each has
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -75,16 +74,9 @@ CELLS = covering(candidates())
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    with RankPool(4, deadline_s=150) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def references() -> Iterator[dict[Shape, Curve]]:
-    with RankPool(1, deadline_s=150) as pool:
-        shapes = sorted({cell.shape for cell in CELLS}, key=str)
-        yield {shape: pool.run(run_cell, Cell(model=shape.model), shape)[0] for shape in shapes}
+def references(one: RankPool) -> dict[Shape, Curve]:
+    shapes = sorted({cell.shape for cell in CELLS}, key=str)
+    return {shape: one.run(run_cell, Cell(model=shape.model), shape)[0] for shape in shapes}
 
 
 def name(cell: Cell) -> str:

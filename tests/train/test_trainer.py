@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,18 +106,6 @@ def log_of(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
 
 def curve(folder: Path) -> list[tuple[float, float, float]]:
     return [(record["loss"], record["grad_norm"], record["lr"]) for record in log_of(folder)]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    with RankPool(4, deadline_s=150) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[RankPool]:
-    with RankPool(1, deadline_s=100) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("parallel", [{"pipeline": 2, "zero_stage": 2}, {"tensor": 2, "pipeline": 2}], ids=str)

@@ -1,0 +1,29 @@
+"""Groups of ranks shared by all tests of the engine: started once, each call with a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mmdata_train.launch import RankPool
+
+
+@pytest.fixture(scope="session")
+def one() -> Iterator[RankPool]:
+    """A single rank: the reference."""
+    with RankPool(1, deadline_s=150) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def two() -> Iterator[RankPool]:
+    with RankPool(2, deadline_s=150) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Four ranks: enough for any two axes."""
+    with RankPool(4, deadline_s=150) as pool:
+        yield pool
