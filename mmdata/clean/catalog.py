@@ -73,7 +73,7 @@ REPAIRS = (
     _repair("nfc", "Unicode normal form C", "Unicode annex 15"),
     _repair("odd_spaces", "no-break and typographic spaces become U+0020", "Unicode 6.2"),
     _repair("space_runs", "runs of spaces inside prose lines become one space", OURS,
-            min_run=Parameter(3, "int", low=2)),
+            min_run=Parameter(3, "int", low=3)),
     _repair("line_tails", "long or tabbed white space at line ends goes", OURS),
     _repair("repeated_lines", "a line repeated in a row is kept once", OURS, min_repeats=Parameter(3, "int", low=2)),
     _repair("boilerplate", "navigation, sharing and copyright lines at both edges go", "RefinedWeb, arXiv 2306.01116, G.2",

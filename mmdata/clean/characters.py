@@ -16,6 +16,7 @@ _DELETED[0x7F] = None
 _C0 = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _C1 = re.compile("[\x80-\x9f]")
 _LONE_C1 = re.compile("(?<![\x80-\U0010ffff])[\x80-\x9f](?![\x80-\U0010ffff])")
+_LONE_SURROGATE = re.compile("(?<![\ud800-\udbff])[\udc00-\udfff]|[\ud800-\udbff](?![\udc00-\udfff])")
 _ESCAPES = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
 
 _INVISIBLE = re.compile("[" + "".join(re.escape(chr(code)) for code in sorted(INVISIBLE_CODES)) + "]")
@@ -38,12 +39,12 @@ _ODD_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f]")
 
 
 def remove_controls(text: str) -> str:
-    """Without C0 (save tab and line ends), DEL, terminal escape sequences, and lone C1 characters beside them.
+    """Without C0 (save tab and line ends), DEL, terminal escapes, lone surrogates, and lone C1 characters beside them.
 
     Runs before the encoding repairs. A C1 character between ASCII characters is noise where the text has C0 noise
     too; next to other characters beyond ASCII it is half of a wrong decoding and stays for the repair.
     """
-    text = _ESCAPES.sub("", text)
+    text = _LONE_SURROGATE.sub("", _ESCAPES.sub("", text))
     if _C0.search(text):
         text = _LONE_C1.sub("", text).translate(_DELETED)
     return text

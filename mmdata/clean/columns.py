@@ -48,7 +48,7 @@ from mmdata.clean.tables import CLASSES
     BLANK_RUN,  # longest run of blank lines
     WIDE_LINES,  # lines without a Han character that hold fullwidth punctuation or U+3000
     BOILERPLATE_STARTS,  # lines that begin like a boilerplate line
-    SPACE_RUNS,  # runs of two or more spaces inside a line
+    SPACE_RUNS,  # places where three spaces or more follow a word
     HASHES,  # number signs
     ELLIPSES,  # "..." and U+2026
     CURLY,  # {

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ _CODE_LINE = re.compile(r"^\s*(?:>|#|\.\.\. )|[|\t{}=#`<>]|--|->")
 
 def collapse_blank_lines(text: str, max_blank: int = 3) -> str:
     """At most max_blank blank lines in a row; lines of white space only count as blank."""
-    return re.sub(r"\n(?:[ \t\u3000]*\n){%d,}" % (max_blank + 1), "\n" * (max_blank + 1), text)
+    pattern = r"\n(?:[ \t\u3000]*\n){" + str(max_blank + 1) + ",}"
+    return re.sub(pattern, "\n" * (max_blank + 1), text)
 
 
 def collapse_space_runs(text: str, min_run: int = 3) -> str:
@@ -80,8 +82,8 @@ def remove_repeated_lines(text: str, min_repeats: int = 3) -> str:
 
 
 @lru_cache(maxsize=16)
-def boilerplate_patterns(lists: Sequence[str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """(literal beginning, whole-line expression) of every line of the named lists.
+def boilerplate_patterns(lists: tuple[str, ...]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """(literal beginning in lower case, whole-line expression) of every line of the named lists.
 
     lists: `zh`, `en`, or paths of UTF-8 files. A list line is `BEGINNING` or `BEGINNING<tab>EXPRESSION`: a line of
     text goes when it begins with BEGINNING (case aside) and the rest matches EXPRESSION whole; without one, the rest
@@ -91,7 +93,7 @@ def boilerplate_patterns(lists: Sequence[str]) -> tuple[tuple[str, re.Pattern[st
     for name in lists:
         builtin = name in ("zh", "en")
         source = files("mmdata.clean").joinpath(f"data/boilerplate_{name}.txt") if builtin else None
-        text = source.read_text(encoding="utf-8") if source else open(name, encoding="utf-8").read()
+        text = (source or Path(name)).read_text(encoding="utf-8")
         for number, line in enumerate(text.split("\n"), start=1):
             if not line.strip() or line.startswith("#"):
                 continue
@@ -132,7 +134,7 @@ def remove_boilerplate(text: str, lists: Sequence[str] = ("zh", "en"), edge: int
 
     One short line (30 characters) between two such lines, as the wrapped title of a neighbouring article, goes too.
     """
-    patterns = boilerplate_patterns(tuple(lists))
+    patterns = _by_two_characters(tuple(lists))
     lines = text.split("\n")
     visible = [i for i, line in enumerate(lines) if line.strip()]
     hits = {
@@ -147,6 +149,14 @@ def remove_boilerplate(text: str, lists: Sequence[str] = ("zh", "en"), edge: int
     return "\n".join(line for i, line in enumerate(lines) if i not in dropped).strip("\n")
 
 
-def _is_boilerplate(line: str, patterns: Sequence[tuple[str, re.Pattern[str]]]) -> bool:
-    lower = line.lower()
-    return any(lower.startswith(beginning) and pattern.fullmatch(line) for beginning, pattern in patterns)
+@lru_cache(maxsize=16)
+def _by_two_characters(lists: tuple[str, ...]) -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for beginning, pattern in boilerplate_patterns(lists):
+        table.setdefault(beginning[:2], []).append((beginning, pattern))
+    return table
+
+
+def _is_boilerplate(line: str, table: dict[str, list[tuple[str, re.Pattern[str]]]]) -> bool:
+    lower = line[:40].lower()
+    return any(lower.startswith(head) and pattern.fullmatch(line) for head, pattern in table.get(lower[:2], ()))

@@ -196,7 +196,7 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
             s.close_line(data, line, lookup, sets, row)
             value, width, han, letters, wide, gap, previous = SEED, 0, 0, 0, 0, 0, 0
         elif kind <= t.WIDE_SPACE and kind >= t.SPACE:
-            row[c.SPACE_RUNS] += code == 32 and width > 0 and data[i - 1] == 32
+            row[c.SPACE_RUNS] += code == 32 and width > 0 and data[i - 1] == 32 and data[i - 2] == 32
             wide |= kind == t.WIDE_SPACE and width > 0
             gap += width > 0
             if size > 1 or code == 13:

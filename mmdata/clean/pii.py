@@ -39,14 +39,22 @@ def valid_identity(number: str) -> bool:
         return False
     if len(number) == 15:
         return True
-    total = sum(int(digit) * pow(2, 17 - i, 11) for i, digit in enumerate(number[:17]))
-    return "10X98765432"[total % 11] == number[17].upper()
+    return _check_character(number) == number[17].upper()
+
+
+def plausible_identity(number: str) -> bool:
+    """Region and date are real, whatever the check character says: enough after the words for identity number."""
+    return valid_identity(number[:17] + _check_character(number)) if len(number) == 18 else valid_identity(number)
+
+
+def _check_character(number: str) -> str:
+    return "10X98765432"[sum(int(digit) * pow(2, 17 - i, 11) for i, digit in enumerate(number[:17])) % 11]
 
 
 def valid_card(number: str) -> bool:
-    """13 to 19 digits with the Luhn check digit (ISO/IEC 7812-1) and an issuer's prefix, not one digit repeated."""
+    """13 to 19 digits with the Luhn check digit (ISO/IEC 7812-1) and an issuer's prefix, not one digit alone."""
     digits = re.sub("[ -]", "", number)
-    if not 13 <= len(digits) <= 19 or len(set(digits)) < 3:
+    if not 13 <= len(digits) <= 19 or len(set(digits)) < 2:
         return False
     if not re.match(r"62|4|5[1-5]|2[2-7]|3[47]|35|6011|65|9[0-9]{3}(?=[0-9]{15})", digits):
         return False
@@ -56,7 +64,7 @@ def valid_card(number: str) -> bool:
 
 def valid_credit_code(code: str) -> bool:
     """Unified social credit code (GB 32100-2015): 18 characters, weights 3^i mod 31, check character."""
-    if any(char not in _CODE_ALPHABET for char in code) or code.isdigit() and len(set(code)) < 3:
+    if any(char not in _CODE_ALPHABET for char in code) or code[0] not in "123456789ANY" or code[2:4] not in _PROVINCES:
         return False
     total = sum(_CODE_ALPHABET.index(char) * pow(3, i, 31) for i, char in enumerate(code[:17]))
     return _CODE_ALPHABET[(31 - total % 31) % 31] == code[17]
@@ -97,9 +105,10 @@ class Kind:
 _HINTS = {
     "url_credentials": "://[^\\s/@]{0,140}@", "email": "@[0-9A-Za-z]", "identity_number": "[0-9]{14}",
     "social_credit_code": "[0-9]{6}[0-9A-Z]{10}", "bank_card": "[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{4}",
-    "mobile": "1[3-9][0-9][ -]?[0-9]", "landline": "0[1-9][0-9]{1,2}[-) ）]", "ipv6": ":[0-9A-Fa-f]{0,4}:",
+    "mobile": "1[3-9][0-9](?:[0-9]{8}|[ -][0-9]{4}[ -]|[0-9][ -][0-9]{3}[ -])",
+    "landline": "0[1-9][0-9]{1,2}[-) ）] ?[2-8][0-9]{6}", "ipv6": ":[0-9A-Fa-f]{0,4}:",
     "ipv4": "[0-9]\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]", "passport": "[A-Z][0-9]{7}",
-    "licence_plate": f"[{_PLATE_HEADS}][A-Z]", "medical_record": "[号號码碼ID编編卡]|MRN|[Rr]ecord",
+    "licence_plate": f"[{_PLATE_HEADS}][A-Z]", "medical_record": "[院诊診历歷案记查像理](?:[号號编卡]|ID)|MRN|[Rr]ecord [Nn]",
 }  # fmt: skip
 
 
@@ -128,8 +137,10 @@ KINDS = (
     _kind("ipv4", rf"{_L}(?<![0-9.§第])(?<!第 )[0-9]{{1,3}}(?:\.[0-9]{{1,3}}){{3}}(?!\.[0-9])(?! ?[节條条款章版]){_R}", "<IP地址>", valid_ipv4),
     _kind("passport", rf"{_L}(?:[EG][0-9]{{8}}|E[A-HJ-NP-Z][0-9]{{7}}|[DSP][0-9]{{7}}|[PS]E[0-9]{{7}}){_R}(?![.-][0-9])", "<护照号>"),
     _kind("licence_plate", rf"[{_PLATE_HEADS}][A-HJ-NP-Z][·• ]?(?:[DF][A-HJ-NP-Z0-9][0-9]{{4}}|[0-9]{{5}}[DF]|(?=[A-Z]{{0,2}}[0-9])[A-HJ-NP-Z0-9]{{4}}[A-HJ-NP-Z0-9学警挂领港澳]){_R}", "<车牌号>"),
-    _kind("medical_record", r"(?:住院|门诊|門診|病历|病歷|病案|就诊|就診|登记|检查|影像|病理)(?:号码|號碼|号|號|编号|ID|卡号)[：:为是]?[ \t]{0,2}([0-9A-Za-z][0-9A-Za-z-]{3,19})(?![0-9A-Za-z])|\b(?:MRN|[Mm]edical [Rr]ecord (?:[Nn]umber|[Nn]o\.?))[ :#]{1,3}([0-9A-Za-z][0-9A-Za-z-]{3,19})(?![0-9A-Za-z])", "<病历号>", _has_digit, -1),
+    _kind("medical_record", r"(?:住院|门诊|門診|病历|病歷|病案|就诊|就診|登记|检查|影像|病理)(?:号码|號碼|号|號|编号|ID|卡号)[：:为是]?[ \t]{0,2}([0-9A-Za-z][0-9A-Za-z-]{3,19})(?![0-9A-Za-z])|(?<![0-9A-Za-z])(?:MRN|[Mm]edical [Rr]ecord (?:[Nn]umber|[Nn]o\.?))[ :#]{1,3}([0-9A-Za-z][0-9A-Za-z-]{3,19})(?![0-9A-Za-z])", "<病历号>", _has_digit, -1),
 )  # fmt: skip
+# After these words a mistyped identity number is one all the same.
+_IDENTITY_WORDS = re.compile("身份证|身份證|公民身份号码|证件号|證件號|ID card|identity (?:card|number)")
 NAMES = tuple(kind.name for kind in KINDS)
 ACTIONS = ("replace", "hash", "count", "off")
 
@@ -163,7 +174,11 @@ def mask_pii(text: str, options: PiiOptions, found: Counter[str]) -> str:
         for match in kind.pattern.finditer(text):
             group = kind.group if kind.group >= 0 else match.lastindex or 0
             start, stop = match.span(group)
-            if any(start < b and a < stop for a, b, _ in taken) or not kind.valid(match.group(group)):
+            value = match.group(group)
+            named = kind.name == "identity_number" and _IDENTITY_WORDS.search(text, max(0, start - 16), start)
+            if not kind.valid(value) and not (named and plausible_identity(value)):
+                continue
+            if any(start < b and a < stop for a, b, _ in taken):
                 continue
             found[kind.name] += 1
             taken.append((start, stop, _treated(kind, action, match.group(group), options)))

@@ -93,6 +93,18 @@ def keyword_before(data: Any, start: int, i: int) -> bool:
 
 
 @kernel
+def mrn_before(data: Any, start: int, i: int) -> bool:
+    """Does MRN or a word ending in d or o (record, No) stand within 4 bytes before byte i?"""
+    for j in range(max(start, i - 5), i):
+        if data[j] == 0x4E and j > start and data[j - 1] == 0x52:
+            return True
+        if (data[j] == 0x6F or data[j] == 0x2E or data[j] == 0x72) and (data[j - 1] == 0x4E or data[j - 1] == 0x6E
+                                                                      or data[j - 1] == 0x6F or data[j - 1] == 0x65):
+            return True  # fmt: skip
+    return False
+
+
+@kernel
 def number_word(data: Any, start: int, first: int, last: int, state: Any, row: Any) -> None:
     """A word with digits, bytes [first, last): could it be part of a telephone number, address, passport or plate?"""
     digits, capitals = 0, 0
@@ -101,6 +113,11 @@ def number_word(data: Any, start: int, first: int, last: int, state: Any, row: A
         capitals += 65 <= data[j] <= 90
     row[DIGIT] += digits
     near = first - state[GROUP_END] <= 3
+    for j in range(max(start, first - 3), first):
+        if j >= state[GROUP_END]:
+            near &= data[j] == 32 or data[j] == 0x2D or data[j] == 0x28 or data[j] == 0x29 or data[j] >= 0xE0 or (
+                0x80 <= data[j] < 0xC0
+            )  # fmt: skip
     state[GROUP_DIGITS] = state[GROUP_DIGITS] + digits if near else digits
     state[GROUP_END] = last
     found = state[GROUP_DIGITS] >= NUMBER_DIGITS
@@ -118,9 +135,10 @@ def number_word(data: Any, start: int, first: int, last: int, state: Any, row: A
             colons += data[j] == 0x3A
             j += 1
         found |= colons >= 5
-    plate = capitals and last - first >= 5 and first > start and data[first - 1] >= 0x80
-    short = capitals == 1 and first >= start + 4 and last - first >= 5 and data[first - 1] < 0xC0
-    if found or plate or short or keyword_before(data, start, first):
+    back = first - 1 if data[first - 1] == 32 else first
+    dotted = data[first - 1] == 0xB7 or data[first - 1] == 0xA2 or (back < first and 65 <= data[back - 1] <= 90)
+    plate = last - first >= 5 and ((capitals > 0 and data[first - 1] >= 0x80) or dotted)
+    if found or plate or mrn_before(data, start, first) or keyword_before(data, start, first):
         row[c.PII] += 1
 
 

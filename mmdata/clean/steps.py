@@ -109,7 +109,7 @@ def _gbk(rows: Matrix, parameters: dict[str, Any]) -> Mask:
 # What each repair does, and on which documents it may have something to do; None: on all.
 REPAIRS: dict[str, tuple[Repair, Trigger]] = {
     "line_ends": (characters.normalize_line_ends, _any(c.RETURNS)),
-    "controls": (characters.remove_controls, _any(t.CONTROL, c.C0)),
+    "controls": (characters.remove_controls, _any(t.CONTROL, c.C0, t.PRIVATE)),
     "office_debris": (markup.remove_office_debris, _any(c.MARKUP)),
     "html_references": (markup.unescape_references, _any(c.MARKUP)),
     "html": (markup.strip_markup, _any(c.MARKUP)),
@@ -182,12 +182,13 @@ def _rule(step: Step, batch: Batch, verdicts: Verdicts) -> None:
 
 def _text_rule(step: Step, batch: Batch, verdicts: Verdicts) -> None:
     mask, p = _where(step, batch, verdicts), step.parameters
+    decodable = _gbk(batch.rows, p)
     if step.name == "ruined":
-        mask &= (batch.rows[:, c.GBK_TRACES] >= 3) | (batch.rows[:, t.REPLACEMENT] > 0)
+        mask &= decodable | (batch.rows[:, c.GBK_TRACES] >= 3) | (batch.rows[:, t.REPLACEMENT] > 0)
     for i in np.flatnonzero(mask).tolist():
         text = batch.documents[i].text
         if step.name == "ruined":
-            value = text_rules.ruined_value(text)
+            value = text_rules.ruined_value(text, bool(decodable[i]))
         elif step.name == "compression_ratio":
             value = text_rules.compression_ratio(text)
         else:

@@ -151,6 +151,7 @@ def character_table() -> Table:
             char = bytes([first, second]).decode("gb18030", "replace")
             if len(char) == 1 and 0x4E00 <= ord(char) < 0xA000:
                 table[ord(char)] |= GBK_TRACE
+    table[[ord(char) for char in "锟烫屯"]] |= GBK_TRACE
     for code in range(0x80, 65536):
         if not 0xD800 <= code <= 0xDFFF:
             char = chr(code)

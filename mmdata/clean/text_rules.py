@@ -14,14 +14,16 @@ from mmdata.errors import BoilerplateListError
 from mmdata.kernels import kernel
 
 
-def ruined_value(text: str) -> float:
-    """Share of the text lost: U+FFFD and its traces per character, or 1 for UTF-8 read as GBK with bytes lost."""
-    share = mojibake.ruined_share(text)
-    if share == 0 or len(text) >= 16:
+def ruined_value(text: str, suspicious: bool = True) -> float:
+    """Share of the text lost: U+FFFD and its traces per character, or 1 for UTF-8 read as GBK with bytes lost.
+
+    suspicious: False skips the second question (the measuring pass found too few characters of such text).
+    """
+    if suspicious:
         repaired, recovered = mojibake.utf8_read_as_gbk(text)
         if repaired is None and recovered > mojibake.RUIN_SHARE:
             return 1.0
-    return share
+    return mojibake.ruined_share(text)
 
 
 @kernel

@@ -1,0 +1,278 @@
+"""`mmdata clean`: files of records in, the cleaned records out, with what was dropped and rejected beside them.
+
+Reading and cleaning run in workers, one block at a time; the parent writes in input order, so the output's bytes do
+not depend on the number of workers and memory is a few blocks. Every field of a record is kept; only its texts change.
+Outputs appear under their names when the run has finished; nothing is written with dry_run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from mmdata.clean.pipeline import Cleaner, CleanResult, Sample
+from mmdata.clean.recipe import Recipe, load_recipe
+from mmdata.document import Document, Drop, Reject
+from mmdata.errors import InputRejectedError, OutputError, OutputExistsError
+from mmdata.jsonl import Block, JsonlWriter, ReadOptions, find_inputs, read_blocks
+from mmdata.records import RecordOptions, parse_block
+from mmdata.run.executor import make_executor
+from mmdata.run.progress import Progress, SilentProgress
+
+BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanOptions:
+    """How `clean` runs.
+
+    recipe: a built-in name, a path, or a Recipe. pii: off, count, replace, hash, or None for the recipe's own; pii_key:
+    the secret of hash. keys: JSON fields to clean, all strings. show: before/after samples kept for each reason;
+    sample_drops: dropped texts kept for each reason. on_error: skip (count and set aside) or fail on a bad record.
+    """
+
+    recipe: Recipe | str = "auto"
+    pii: str | None = None
+    pii_key: str | None = None
+    keys: tuple[str, ...] = ("text",)
+    encoding: str = "utf-8"
+    on_error: str = "skip"
+    show: int = 0
+    sample_drops: int = 0
+    dry_run: bool = False
+    overwrite: bool = False
+    workers: int | None = 1
+    executor: str = "local"
+    shard: str | None = None
+
+
+@dataclass(slots=True)
+class CleanReport:
+    """Counts of a run: read = kept + dropped + rejected; changed documents are among the kept.
+
+    seconds: process CPU time by step, over all workers. bytes_removed: UTF-8 bytes by step.
+    """
+
+    recipe: str
+    fingerprint: str
+    output: str | None
+    records: int = 0
+    blank: int = 0
+    kept: int = 0
+    unchanged: int = 0
+    changed_documents: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+    review: Counter[str] = field(default_factory=Counter)
+    flagged: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
+    pii: Counter[str] = field(default_factory=Counter)
+    bytes_removed: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, outcome: Outcome, show: int, sample_drops: int) -> None:
+        """Count one block."""
+        result = outcome.result
+        self.records += len(result.kept) + len(result.drops) + len(outcome.rejects)
+        self.blank += outcome.blank
+        self.kept += len(result.kept)
+        self.changed_documents += result.changed_documents
+        self.unchanged = self.kept - self.changed_documents
+        self.bytes_in += outcome.bytes_in
+        self.bytes_out += outcome.bytes_out
+        self.rejected.update(reject.reason.partition(":")[0] for reject in outcome.rejects)
+        for name in ("dropped", "changed", "review", "flagged", "languages", "pii", "bytes_removed"):
+            getattr(self, name).update(getattr(result, name))
+        for step, seconds in result.seconds.items():
+            self.seconds[step] = self.seconds.get(step, 0.0) + seconds
+        for sample in result.samples:
+            limit = max(show, sample_drops) if sample.after is None else show
+            if sum(other.reason == sample.reason for other in self.samples) < limit:
+                self.samples.append(sample)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for one JSON object."""
+        data = asdict(self)
+        return {key: dict(value) if isinstance(value, Counter) else value for key, value in data.items()}
+
+    def summary(self) -> str:
+        """The report as lines for a person."""
+        dropped, rejected = sum(self.dropped.values()), sum(self.rejected.values())
+        lines = [
+            f"{self.records:,} records = {self.kept:,} kept ({self.changed_documents:,} changed) + {dropped:,} dropped "
+            f"+ {rejected:,} rejected; {self.blank:,} blank lines",
+            f"{self.bytes_in:,} bytes of text in, {self.bytes_out:,} out; recipe {self.recipe} {self.fingerprint}",
+        ]
+        for name in ("dropped", "rejected", "review", "flagged", "languages", "pii"):
+            counts: Counter[str] = getattr(self, name)
+            if counts:
+                lines.append(f"{name}: " + ", ".join(f"{key} {n:,}" for key, n in sorted(counts.items(), key=_first)))
+        for step in self.seconds:
+            if self.changed[step] or self.seconds[step] >= 0.05:
+                what = f"changed {self.changed[step]:,} documents, removed {self.bytes_removed[step]:,} bytes"
+                lines.append(f"  {step}: {what}, {self.seconds[step]:.2f} s")
+        lines += [_shown(sample) for sample in self.samples]
+        return "\n".join(lines)
+
+
+def _first(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]
+
+
+def _shown(sample: Sample, width: int = 200) -> str:
+    """A sample around its first difference, control characters escaped."""
+    before, after = sample.before, sample.after
+    if after is None:
+        return f"- {sample.reason} {sample.path}:{sample.line}\n    dropped: {_escape(before[:width])}"
+    start = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
+    start = max(0, start - 30)
+    return (
+        f"- {sample.reason} {sample.path}:{sample.line}\n    before: {_escape(before[start : start + width])}\n"
+        f"    after:  {_escape(after[start : start + width])}"
+    )
+
+
+def _escape(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One block after cleaning: the result without records, the kept records to write, and the rejects."""
+
+    result: CleanResult
+    records: list[dict[str, Any]]
+    rejects: list[Reject]
+    blank: int
+    bytes_in: int
+    bytes_out: int
+    consumed: int
+
+
+def build_worker(cleaner: Cleaner, records: RecordOptions) -> Callable[[Block], Outcome]:
+    """The function a worker applies to blocks."""
+
+    def work(block: Block) -> Outcome:
+        parsed = parse_block(block, records)
+        bytes_in = sum(_size(document) for document in parsed.documents)
+        result = cleaner.clean_documents(parsed.documents)
+        bytes_out = sum(_size(document) for document in result.kept)
+        kept = [write_back(document) for document in result.kept]
+        return Outcome(result, kept, parsed.rejects, parsed.blank, bytes_in, bytes_out, len(block.data))
+
+    return work
+
+
+def _size(document: Document) -> int:
+    return sum(len(part.text.encode("utf-8", "surrogatepass")) for part in document.parts)
+
+
+_STEP = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
+
+
+def write_back(document: Document) -> dict[str, Any]:
+    """The document's record with its texts replaced, every other field as it was; the record given is not changed."""
+    record = dict(document.record)
+    for part in document.parts:
+        if part.json_path in record:
+            record[part.json_path] = part.text
+            continue
+        steps = [name if name else int(index) for name, index in _STEP.findall(part.json_path)]
+        place: Any = record
+        for step in steps[:-1]:
+            place[step] = place[step].copy()
+            place = place[step]
+        place[steps[-1]] = part.text
+    return record
+
+
+def output_prefix(output: str) -> str:
+    """The output's name without its .jsonl, .jsonl.gz or .jsonl.zst; raises OutputError for another ending."""
+    match = re.fullmatch(r"(.+)\.jsonl(?:\.gz|\.zst)?", output)
+    if match is None:
+        raise OutputError(f"the output is named OUT.jsonl, OUT.jsonl.gz or OUT.jsonl.zst, not {output!r}")
+    return match.group(1)
+
+
+def clean(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> CleanReport:
+    """Clean files of records into `output`; `OUT_dropped.jsonl.gz` and `OUT_rejects.jsonl` stand beside it.
+
+    inputs: files, folders, patterns or `-`. settings: fields of CleanOptions. Raises RecipeError, UsageError,
+    InputError (InputRejectedError with on_error="fail") and OutputError.
+    """
+    options = CleanOptions(**settings)
+    prefix = output_prefix(os.fspath(output))
+    cleaner = Cleaner(_recipe(options), options.pii, show=max(options.show, options.sample_drops))
+    report = CleanReport(cleaner.recipe.name, cleaner.fingerprint, None if options.dry_run else os.fspath(output))
+    found = find_inputs([os.fspath(item) for item in inputs])
+    executor = make_executor(options.executor, options.workers, options.shard)
+    blocks = read_blocks(found, ReadOptions(encoding=options.encoding, block_bytes=BLOCK_BYTES))
+    build = partial(build_worker, cleaner, RecordOptions(keys=options.keys))
+    outcomes = executor.map(build, blocks, describe=lambda block: f"{block.path} from line {block.first_line} on")
+    names = (os.fspath(output), f"{prefix}_dropped.jsonl.gz", f"{prefix}_rejects.jsonl")
+    shown = progress or SilentProgress()
+    with ExitStack() as stack:
+        stack.callback(outcomes.close)
+        writers = None if options.dry_run else _open(stack, names, options.overwrite)
+        for outcome in _checked(outcomes, options.on_error):
+            report.add(outcome, options.show, options.sample_drops)
+            shown.advance(text_bytes=outcome.consumed, documents=len(outcome.result.kept))
+            if writers is not None:
+                _write(writers, outcome)
+    shown.close()
+    return report
+
+
+def _recipe(options: CleanOptions) -> Recipe:
+    recipe = load_recipe(options.recipe) if isinstance(options.recipe, str) else options.recipe
+    return recipe if options.pii_key is None else recipe.replace_parameter("pii", key=options.pii_key)
+
+
+def _open(stack: ExitStack, names: Sequence[str], overwrite: bool) -> list[JsonlWriter]:
+    for name in names:
+        if os.path.exists(name) and not overwrite:
+            raise OutputExistsError(f"{name} exists; choose another name or give --overwrite")
+    os.makedirs(os.path.dirname(names[0]) or ".", exist_ok=True)
+    return [stack.enter_context(JsonlWriter(name, overwrite=overwrite)) for name in names]
+
+
+def _checked(outcomes: Iterator[Outcome], on_error: str) -> Iterator[Outcome]:
+    for outcome in outcomes:
+        if outcome.rejects and on_error == "fail":
+            reject = outcome.rejects[0]
+            raise InputRejectedError(f"{reject.path}:{reject.line}: {reject.reason}; --on-error skip sets it aside")
+        yield outcome
+
+
+def _write(writers: list[JsonlWriter], outcome: Outcome) -> None:
+    kept, dropped, rejected = writers
+    for record in outcome.records:
+        kept.write(record)
+    for drop in outcome.result.drops:
+        dropped.write(drop_line(drop))
+    for reject in outcome.rejects:
+        rejected.write(
+            {"path": reject.path, "line": reject.line, "reason": reject.reason, "excerpt": reject.excerpt}
+        )  # fmt: skip
+
+
+def drop_line(drop: Drop) -> dict[str, Any]:
+    """A Drop as the drop file holds it."""
+    names = ("path", "line", "id", "stage", "reason", "value", "limit", "kept", "similarity")
+    return {name: getattr(drop, name) for name in names}
