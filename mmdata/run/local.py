@@ -32,6 +32,7 @@ _AHEAD = 2  # items with one worker: one in work, one waiting
 _ATTEMPTS = 2
 _POLL_S = 0.1  # Ctrl-C is noticed between polls where waiting for a lock cannot be interrupted (Windows)
 _GOODBYE_S = 1.0
+_CLOSING_S = 30.0  # for what a worker built to close itself after the last item
 
 
 class LocalExecutor:
@@ -306,7 +307,7 @@ class _Pool:
             else:
                 worker.process.kill()
         for worker in self._workers:
-            worker.process.join(_GOODBYE_S)
+            worker.process.join(_CLOSING_S if gently else _GOODBYE_S)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()

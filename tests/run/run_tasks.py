@@ -30,6 +30,21 @@ def same() -> Callable[[Any], Any]:
     return lambda item: item
 
 
+class Closing:
+    """Leaves a mark when it is closed."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __call__(self, number: int) -> int:
+        if number == 3:
+            raise InputError("a.jsonl:17: no good")
+        return number
+
+    def close(self) -> None:
+        (Path(self._folder) / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+
+
 def slow_first() -> Callable[[int], int]:
     def work(number: int) -> int:
         time.sleep(0.4 if number == 0 else 0.0)

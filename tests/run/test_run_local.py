@@ -49,6 +49,20 @@ def test_the_function_is_built_once_in_each_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_that_can_be_closed_is_closed_once_in_each_process(tmp_path: Path, workers: int) -> None:
+    build = functools.partial(run_tasks.Closing, str(tmp_path))
+    assert list(LocalExecutor(workers).map(build, [0, 1, 2, 4], describe=run_tasks.name)) == [0, 1, 2, 4]
+    closed = [name.split("-")[0] for name in os.listdir(tmp_path)]
+    assert 1 <= len(closed) == len(set(closed)) <= workers
+
+
+def test_a_function_in_this_process_is_closed_after_an_error_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        list(LocalExecutor(1).map(functools.partial(run_tasks.Closing, str(tmp_path)), [3], describe=run_tasks.name))
+    assert len(os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_items_are_pulled_lazily_and_few_are_in_flight(workers: int) -> None:
     pulled = 0
 
