@@ -38,16 +38,22 @@ class InputNumbers:
         return np.array(numbers, np.int32)
 
 
-def combine_manifests(manifests: Sequence[Manifest], inputs: tuple[InputFacts, ...]) -> Manifest:
+def combine_manifests(manifests: Sequence[Manifest], numbers: InputNumbers) -> Manifest:
     """The manifest of a merged shard, all but its files and sizes.
 
     What the parts agree on stays. Otherwise: `eod_appended` and `key` become unknown, chat templates are joined by
-    ` + `, and `recipe` is `merged` with the distinct recipes and options under `options.merged`.
+    ` + `, and `recipe` is `merged` with the distinct recipes and options under `options.merged`. Counts speak of runs:
+    several parts of one run (same inputs, options and counts) count once, those of different runs are added up.
+    numbers: fresh; its inputs become the manifest's.
     """
     first = manifests[0]
     makings = distinct({"recipe": m.recipe, "options": m.options} for m in manifests)
     templates = distinct(m.chat_template for m in manifests if m.chat_template is not None)
     same = len(makings) == 1
+    counts: dict[bytes, Any] = {}
+    for position, manifest in enumerate(manifests):
+        renumbered = renumber_sources(manifest.counts, numbers.of_part(manifest.inputs))
+        counts.setdefault(_run_key(manifest, position), renumbered)
     return replace(
         first,
         key=_agreed([m.key for m in manifests]),
@@ -56,10 +62,25 @@ def combine_manifests(manifests: Sequence[Manifest], inputs: tuple[InputFacts, .
         chat_template=" + ".join(templates) if templates else None,
         recipe=first.recipe if same else "merged",
         options=first.options if same else {"merged": makings},
-        inputs=inputs,
-        counts=sum_counts([m.counts for m in manifests]),
+        inputs=tuple(numbers.inputs),
+        counts=sum_counts(list(counts.values())),
         files={},
     )
+
+
+def _run_key(manifest: Manifest, position: int) -> bytes:
+    """Equal for parts of one run; inputs without a hash prove nothing, so such a part is a run of its own."""
+    inputs = [[facts.path, facts.size, facts.xxh3_128] for facts in manifest.inputs]
+    alone = position if any(facts.xxh3_128 is None for facts in manifest.inputs) else None
+    return canonical_json([inputs, manifest.recipe, manifest.options, manifest.counts, alone])
+
+
+def renumber_sources(counts: dict[str, Any], numbers: NDArray[np.int32]) -> dict[str, Any]:
+    """`counts` with the keys of `counts.sources`, which are input numbers, as `numbers` has them."""
+    sources = counts.get("sources")
+    if not isinstance(sources, dict) or not all(k.isdecimal() and int(k) < numbers.size for k in sources):
+        return counts
+    return {**counts, "sources": {str(numbers[int(number)]): value for number, value in sources.items()}}
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
@@ -72,11 +93,21 @@ def _agreed(values: list[Any]) -> Any:
 
 
 def sum_counts(counts: Sequence[Any]) -> Any:
-    """Objects key by key, numbers added, lists of other values without repetition (one alone stays as it is)."""
+    """Numbers added, objects key by key, lists of numbers of one length (histograms) place by place.
+
+    Other values stand as a list without repetition, one alone as it is.
+    """
     if all(isinstance(value, dict) for value in counts):
         keys = sorted({key for value in counts for key in value})
         return {key: sum_counts([value[key] for value in counts if key in value]) for key in keys}
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in counts):
+    if all(_is_number(value) for value in counts):
         return sum(counts)
+    lists = all(isinstance(value, list) and all(map(_is_number, value)) for value in counts)
+    if lists and len({len(value) for value in counts}) == 1:
+        return [sum(column) for column in zip(*counts, strict=True)]
     values = distinct(counts)
     return values[0] if len(values) == 1 else values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

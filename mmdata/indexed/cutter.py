@@ -163,30 +163,19 @@ class ShardCutter:
         done: list[str] = []
         try:
             for part in parts:
-                part.publish(self._manifest_of(part, how))
+                part.publish(self._manifest_of(how))
                 done.append(part.prefix)
         except BaseException:
             self._remove_shards(done)
             raise
         return [SplitPart(p.prefix, p.main.sequences, p.main.documents, p.main.tokens) for p in parts]
 
-    def _manifest_of(self, part: ShardSet, how: dict[str, Any]) -> Manifest | None:
+    def _manifest_of(self, how: dict[str, Any]) -> Manifest | None:
         manifest = self.source.manifest
         if manifest is None:
             return None
-        main = part.main
-        counts = {
-            "documents": main.documents,
-            "of_documents": self.source.document_count,
-            "sequences": main.sequences,
-            "tokens": main.tokens,
-        }
-        return replace(
-            manifest,
-            options={**manifest.options, "split": how},
-            counts={**manifest.counts, "split": counts},
-            files={},
-        )
+        # Counts speak of the run that read the inputs, so every part keeps them (merging counts them once).
+        return replace(manifest, options={**manifest.options, "cut": how}, files={})
 
     def _refuse_stale(self, stale: Sequence[str]) -> None:
         for name in stale:

@@ -93,13 +93,10 @@ def merge_shards(
             _copy_tokens(source, part, merged.main)
             if "origin" in merged.sidecars:
                 _copy_origins(source, part, numbers, merged.sidecars["origin"])
-            elif part.manifest is not None:
-                numbers.of_part(part.manifest.inputs)
             if "loss_spans" in merged.sidecars:
                 _copy_spans(source, part, merged.sidecars["loss_spans"])
         manifests = [part.manifest for part in parts if part.manifest is not None]
-        manifest = combine_manifests(manifests, tuple(numbers.inputs)) if manifests else None
-        manifest = merged.publish(manifest)
+        manifest = merged.publish(combine_manifests(manifests, InputNumbers()) if manifests else None)
         main = merged.main
         return MergeResult(target, len(parts), dtype.name, main.sequences, main.documents, main.tokens, manifest)
 

@@ -16,6 +16,7 @@ from mmdata.indexed import (
     ShardWriter,
     merge_shards,
     read_manifest,
+    split_shard,
     verify_shard,
     write_manifest,
 )
@@ -72,6 +73,27 @@ def test_origins_are_renumbered_into_one_list_of_inputs(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert manifest.counts == {"read": 4} and (manifest.sequences, manifest.tokens) == (4, 8)
     assert manifest == read_manifest(str(tmp_path / "all")) and verify_shard(tmp_path / "all", deep=True).ok
+
+
+def test_counts_of_one_run_are_counted_once_and_those_of_two_runs_added(tmp_path: Path) -> None:
+    sources = {"kept": 3, "lengths": [1, 2], "sources": {"0": {"kept": 3}}, "name": "x", "drop": {"a": 1}}
+    others = {"kept": 5, "lengths": [4, 0], "sources": {"0": {"kept": 5}}, "name": "y", "drop": {"b": 2}}
+    for name, path, counts in (("a", "a.jsonl", sources), ("b", "b.jsonl", others)):
+        prefix = full_shard(tmp_path / name, random_documents(30), path=path)
+        manifest = read_manifest(str(prefix))
+        assert manifest is not None
+        write_manifest(str(prefix), replace(manifest, counts=counts))
+        split_shard(prefix, tmp_path / f"{name}_part", "1,1,1")
+    parts = [tmp_path / f"{name}_part_{split}" for name in "ab" for split in ("train", "valid", "test")]
+    merged = merge_shards(parts, tmp_path / "all").manifest
+    assert merged is not None and merged.counts == {
+        "kept": 8,
+        "lengths": [5, 2],
+        "sources": {"0": {"kept": 3}, "1": {"kept": 5}},
+        "name": ["x", "y"],
+        "drop": {"a": 1, "b": 2},
+    }
+    assert merged.documents == 60 and [facts.path for facts in merged.inputs] == ["a.jsonl", "b.jsonl"]
 
 
 def test_inputs_without_a_hash_are_not_taken_for_the_same_file(tmp_path: Path) -> None:

@@ -99,12 +99,12 @@ def test_hash_split_covers_everything_once_and_keeps_order(tmp_path: Path) -> No
         assert [origin.line for i in range(len(ds)) if (origin := ds.origin(i))] == (chosen + 1).tolist()
         assert [ds.loss_spans(k).ravel().tolist() for k in range(len(ds))] == [spans[i] for i in chosen]
         manifest = ds.manifest
-        assert manifest is not None and manifest.options["split"] == {
+        assert manifest is not None and manifest.options["cut"] == {
             "by": "hash",
             "ratio": ["60", "30", "10"],
             "seed": 5,
         }
-        assert manifest.counts["split"]["documents"] == len(chosen) and manifest.counts["split"]["of_documents"] == 300
+        assert manifest.counts == {"read": 300} and manifest.documents == len(chosen)
         assert verify_shard(part.prefix, deep=True).findings == []
 
 
