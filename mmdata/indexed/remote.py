@@ -6,15 +6,19 @@ it; each read of tokens is one ranged request. Needs fsspec (the extra `mmdata[s
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from mmdata.errors import RemoteStorageError, ShardNotFoundError, ShortReadError
+from mmdata.errors import DiskFullError, RemoteStorageError, ShardNotFoundError, ShortReadError
 from mmdata.indexed.durable import disk_faults, remove
 
 
@@ -65,23 +69,15 @@ class RemoteFile:
     def size(self) -> int:
         """Bytes of the file now; raises ShardNotFoundError."""
         filesystem, path = self._connect()
-        try:
+        with _store_faults(self.address):
             filesystem.invalidate_cache()
             return int(filesystem.size(path))
-        except FileNotFoundError as error:
-            raise ShardNotFoundError("there is no such file", path=self.address) from error
-        except OSError as error:
-            raise RemoteStorageError(f"cannot be read: {error}", path=self.address) from error
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop`; raises ShortReadError when the store gives fewer."""
         filesystem, path = self._connect()
-        try:
+        with _store_faults(self.address):
             data = bytes(filesystem.cat_file(path, start=start, end=stop))
-        except FileNotFoundError as error:
-            raise ShardNotFoundError("there is no such file", path=self.address) from error
-        except OSError as error:
-            raise RemoteStorageError(f"cannot be read: {error}", path=self.address) from error
         if len(data) != stop - start:
             raise ShortReadError(
                 f"asked for {stop - start:,} bytes and got {len(data):,}",
@@ -95,33 +91,48 @@ class RemoteFile:
         """The whole content, None where there is no such file."""
         filesystem, path = self._connect()
         try:
-            return bytes(filesystem.cat_file(path))
-        except FileNotFoundError:
+            with _store_faults(self.address):
+                return bytes(filesystem.cat_file(path))
+        except ShardNotFoundError:
             return None
-        except OSError as error:
-            raise RemoteStorageError(f"cannot be read: {error}", path=self.address) from error
 
     def cached(self, cache_dir: str) -> str:
         """A local copy of the file, downloaded unless the cache has this version of it already."""
         size = self.size()
         filesystem, path = self._connect()
-        version = f"{self.address}\0{size}\0{filesystem.ukey(path)}"
+        with _store_faults(self.address):
+            version = f"{self.address}\0{size}\0{filesystem.ukey(path)}"
         name = xxhash.xxh3_128_hexdigest(version.encode()) + "-" + self.address.rpartition("/")[2]
         target = os.path.join(cache_dir, name)
         if os.path.exists(target) and os.path.getsize(target) == size:
             return target
-        partial = f"{target}.{os.getpid()}.partial"
+        with disk_faults(target):
+            os.makedirs(cache_dir, exist_ok=True)
+        partial = f"{target}.{os.getpid()}.{threading.get_ident()}.partial"
         try:
-            with disk_faults(target):
-                os.makedirs(cache_dir, exist_ok=True)
+            with _store_faults(self.address):
                 filesystem.get_file(path, partial)
-                found = os.path.getsize(partial)
-                if found != size:
-                    raise ShortReadError(f"{found:,} of {size:,} bytes came", path=self.address)
+            found = os.path.getsize(partial)
+            if found != size:
+                raise ShortReadError(f"{found:,} of {size:,} bytes came", path=self.address)
+            with disk_faults(target):
                 os.replace(partial, target)
         finally:
             remove(partial)
         return target
+
+
+@contextmanager
+def _store_faults(address: str) -> Iterator[None]:
+    """Whatever a store's client raises, as our errors: each has its own kinds, many of them no OSError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ShardNotFoundError("there is no such file", path=address, remedy="check the prefix") from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise DiskFullError(f"the disk is full while {address} is copied to the cache; free space") from error
+        raise RemoteStorageError(f"cannot be read: {type(error).__name__}: {error}", path=address) from error
 
 
 class RemoteTokens:

@@ -321,6 +321,25 @@ def test_remote_shard_that_is_missing_or_truncated_is_named(tmp_path: Path, memo
         IndexedDataset("nosuchscheme://bucket/far", cache_dir=str(tmp_path / "cache"))
 
 
+def test_whatever_a_store_raises_is_our_error(
+    tmp_path: Path, memory_address: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, _, memory = memory_address
+    far = IndexedDataset(address, cache_dir=str(tmp_path / "cache"))
+
+    class NoCredentials(Exception):
+        pass
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise NoCredentials("who are you")
+
+    for name in ("cat_file", "get_file", "ukey", "size"):
+        monkeypatch.setattr(type(memory), name, refuse)
+    for access in (lambda: far[0], lambda: far.manifest, lambda: IndexedDataset(address)):
+        with pytest.raises(errors.RemoteStorageError, match="NoCredentials: who are you"):
+            access()
+
+
 def test_remote_dataset_can_be_pickled(tmp_path: Path, memory_address: Any) -> None:
     address, _, _ = memory_address
     far = IndexedDataset(address, cache_dir=str(tmp_path / "cache"))
