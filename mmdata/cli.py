@@ -17,6 +17,16 @@ from mmdata.run.cli import emit, notice, output_options, run_options
 
 # command -> (module, attribute, help in one line). A test holds the lines equal to the commands' own.
 COMMANDS = {
+    "clean": ("mmdata.clean.cli", "clean_command", "Repair bad text, drop meaningless text, mask personal data."),
+    "decontaminate": (
+        "mmdata.dedup.cli", "decontaminate_command", "Drop training records that contain evaluation text."
+    ),
+    "dedup": ("mmdata.dedup.cli", "dedup_command", "Drop records that duplicate a kept one, by exact similarity."),
+    "recipe": ("mmdata.clean.cli", "recipe_group", "Show or check cleaning recipes."),
+    "report": ("mmdata.report.cli", "report", "Draw a run's report as one page that works offline."),
+    "sample": (
+        "mmdata.dedup.cli", "sample_command", "Draw a stratified test set and keep its near-duplicates out of the rest."
+    ),
     "adopt": ("mmdata.indexed.cli", "adopt", "Verify a shard made elsewhere and write its manifest."),
     "convert": ("mmdata.cli", "convert", "Turn files of records into verified Megatron shards."),
     "inspect": ("mmdata.indexed.cli", "inspect", "Look into a shard: counts and lengths, a document and its text,..."),

@@ -36,6 +36,7 @@ from mmdata.pipeline.stages import chat_options, dedup_runner, recipe_of, record
 from mmdata.pipeline.work import Stages
 from mmdata.records import encoding_hint, parse_block
 from mmdata.report.build import RunReport
+from mmdata.report.page import render_page
 from mmdata.run.executor import make_executor
 from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress, SilentProgress
@@ -249,6 +250,7 @@ class Conversion:
         stages = {} if consumed.dedup is None else {"dedup": consumed.dedup}
         report = self._facts.report(consumed.tally, facts, shards, stages)
         write_durably(f"{self._prefix}_report.json", canonical_json(report.data, indent=2) + b"\n")
+        write_durably(f"{self._prefix}_report.html", render_page(report.data).encode("utf-8"))
         remove_stale(earlier, [*_files_of(shards, consumed), *(self._prefix + ending for ending in _WRITTEN)])
         if self._dedup is not None:
             self._dedup.add_to_index()
