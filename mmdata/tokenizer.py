@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.errors import TokenizerChangedError, TokenizerEodError, TokenizerTextError
+from mmdata.errors import TokenizerChangedError, TokenizerEodError, TokenizerTextError, UsageError
 from mmdata.tokenizers.base import (
     Encoder,
     EndOfDocument,
@@ -89,12 +89,16 @@ def load_tokenizer(
     only, 0.4 s for Qwen3). sample: texts of this run for the self-check.
 
     Raises TokenizerNotFoundError, TokenizerFormatError, TokenizerEodError (eod_token is not in the vocabulary),
-    TokenizerEngineError (`fast` does not hold) and UsageError (unknown engine).
+    TokenizerEngineError (`fast` does not hold) and UsageError (unknown engine, special_tokens without a rank file).
     """
-    options = TokenizerOptions(
-        eod_token, allow_special, None if special_tokens is None else str(special_tokens), engine
-    )
     found = locate(path)
+    if special_tokens is not None and found.kind != "ranks":
+        raise UsageError(
+            f"{found.files[0]}: --special-tokens {special_tokens} belongs to a tiktoken rank file and would do nothing "
+            "here; leave it out"
+        )
+    specials_file = None if special_tokens is None else os.path.abspath(special_tokens)
+    options = TokenizerOptions(eod_token, allow_special, specials_file, engine)
     source = replace(found, files=tuple(Path(os.path.abspath(file)) for file in found.files))
     kind = kind_of(source, options)
     encoder, verdict = choose(kind.engines, engine, [token.content for token in kind.specials], sample)

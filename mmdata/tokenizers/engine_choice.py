@@ -63,7 +63,11 @@ def choose(engines: Engines, wanted: str, special: Sequence[str], sample: Sequen
     hard = adversarial_texts(special)
     texts = [*hard, *thin(sample)]
     reference = engines.reference()
-    name, expected = reference.name, reference.encode_batch(texts)
+    name = reference.name
+    try:
+        expected = reference.encode_batch(texts)
+    except TokenizerTextError as error:
+        return _settle(reference, wanted, f"{name} itself cannot encode every text of the self-check: {error}")
     del reference
     release_memory()
     fast, fault = _load_fast(engines.fast)
@@ -73,12 +77,17 @@ def choose(engines: Engines, wanted: str, special: Sequence[str], sample: Sequen
             return fast, Verdict(True, f"{fast.name} (same ids as {name} on {len(texts)} texts)")
         del fast
         release_memory()
+    return _settle(engines.reference(), wanted, fault)
+
+
+def _settle(reference: Encoder, wanted: str, fault: str | None) -> tuple[Encoder, Verdict]:
+    """The reference, said aloud, since the fast engine has a fault. Raises TokenizerEngineError for `fast`."""
     if wanted == "fast":
         raise TokenizerEngineError(
             f"the fast engine cannot serve this tokenizer: {fault}; use engine auto or huggingface"
         )
-    _LOG.warning("encoding with %s, several times slower: %s", name, fault)
-    return engines.reference(), Verdict(False, f"{name} (the fast engine was not used: {fault})")
+    _LOG.warning("encoding with %s, several times slower: %s", reference.name, fault)
+    return reference, Verdict(False, f"{reference.name} (the fast engine was not used: {fault})")
 
 
 def resume(engines: Engines, verdict: Verdict) -> Encoder:

@@ -38,20 +38,24 @@ class HuggingFaceEncoder:
             raise TokenizerFormatError(f"{where}: the tokenizers library cannot load it: {error}") from None
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Ids of each text. Raises TokenizerTextError for a text with a lone surrogate."""
+        """Ids of each text.
+
+        Raises TokenizerTextError for a text with a lone surrogate, and for one the model has no token for (WordLevel
+        and Unigram models without an unknown token).
+        """
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:
+        except Exception as error:  # the library raises bare Exception
             refuse_surrogates(texts)
-            raise
+            raise TokenizerTextError(f"{self.name}: {error}") from None
         return batch_from_lists([encoding.ids for encoding in encodings])
 
     def encode_with_offsets(self, text: str) -> OffsetEncoding:
         try:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        except TypeError:
+        except Exception as error:  # the library raises bare Exception
             refuse_surrogates([text])
-            raise
+            raise TokenizerTextError(f"{self.name}: {error}") from None
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return OffsetEncoding(np.array(encoding.ids, np.int32), offsets[:, 0], offsets[:, 1])
 

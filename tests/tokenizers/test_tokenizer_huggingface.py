@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import clean_copy, reference_ids
 
-from mmdata.errors import TokenizerFormatError, TokenizerTextError
+from mmdata.errors import TokenizerFormatError, TokenizerTextError, UsageError
 from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
 from mmdata.tokenizers.adversarial import adversarial_texts
 
@@ -244,3 +244,19 @@ def test_added_tokens_of_a_pair_take_their_flags_from_the_configuration(pair_fol
         ("<think>", False),
     ]
     assert tokenizer.vocab_size == size + 2
+
+
+def test_a_model_without_an_unknown_token_loads_and_refuses_what_it_has_no_token_for(tmp_path: Path) -> None:
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"fox": 0, "dog": 1, "</s>": 2}, unk_token="<none>"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert "cannot encode every text of the self-check" in tokenizer.engine
+    assert tokenizer.encode_batch(["dog fox", ""]).tokens.tolist() == [1, 0]
+    with pytest.raises(TokenizerTextError, match="WordLevel"):
+        tokenizer.encode_batch(["cat"])
+
+
+def test_a_file_of_special_tokens_is_refused_where_it_would_do_nothing(bpe_folder: Path, rank_specials: Path) -> None:
+    with pytest.raises(UsageError, match="belongs to a tiktoken rank file and would do nothing"):
+        load_tokenizer(bpe_folder, special_tokens=rank_specials)
