@@ -16,20 +16,28 @@ if TYPE_CHECKING:
     from mmdata.dedup.corpus import DedupReport as DedupReport
     from mmdata.dedup.corpus import dedup as dedup
     from mmdata.dedup.decide import DedupRun as DedupRun
+    from mmdata.dedup.decontamination import DecontaminationReport as DecontaminationReport
+    from mmdata.dedup.decontamination import decontaminate as decontaminate
     from mmdata.dedup.in_memory import find_duplicates as find_duplicates
     from mmdata.dedup.index import DedupIndex as DedupIndex
     from mmdata.dedup.params import DedupParams as DedupParams
+    from mmdata.dedup.sampling import SampleReport as SampleReport
+    from mmdata.dedup.sampling import sample as sample
     from mmdata.dedup.signer import Signer as Signer
 
 _HOMES = {
     "Barrier": "mmdata.dedup.barrier",
+    "DecontaminationReport": "mmdata.dedup.decontamination",
     "DedupIndex": "mmdata.dedup.index",
     "DedupParams": "mmdata.dedup.params",
     "DedupReport": "mmdata.dedup.corpus",
     "DedupRun": "mmdata.dedup.decide",
+    "SampleReport": "mmdata.dedup.sampling",
     "Signer": "mmdata.dedup.signer",
+    "decontaminate": "mmdata.dedup.decontamination",
     "dedup": "mmdata.dedup.corpus",
     "find_duplicates": "mmdata.dedup.in_memory",
+    "sample": "mmdata.dedup.sampling",
 }
 
 __all__ = sorted(_HOMES)

@@ -146,6 +146,11 @@ class Barrier:
             "origins": self.origins.checkpoint(),
         }
 
+    def reader(self) -> SpoolReader:
+        """The spool for reading; nothing can be taken after this."""
+        self.spool.close()
+        return SpoolReader(self.spool_path)
+
     def decide(
         self, source_names: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Iterator[FrameDecision]:
@@ -155,7 +160,7 @@ class Barrier:
         """
         self.spool.close()
         (self.folder / DECIDING).touch()
-        with SpoolReader(self.spool_path) as reader:
+        with self.reader() as reader:
             source = SpoolSource(reader, self.signer)
             self._decisions = self.run.decide(source, self.options.index, progress, self.signer.native)
             self.statistics.uncounted, self.statistics.compared = self.run.uncounted, self.run.compared
@@ -215,7 +220,7 @@ class Barrier:
         """Put every kept document into the index; after all of `decide` was read. See IndexBatch.commit for name."""
         index = self.options.index
         assert index is not None and self._decisions is not None, "decide first, with an index"
-        with SpoolReader(self.spool_path) as reader, index.begin() as batch:
+        with self.reader() as reader, index.begin() as batch:
             flags = (bool(kept) for part in self._decisions.ranges() for kept in part.kept)
             for frame in range(len(reader)):
                 kept = [document for document in reader.documents(frame) if next(flags)]

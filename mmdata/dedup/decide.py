@@ -79,19 +79,21 @@ class DedupRun:
         self.total, self.uncounted, self.compared = 0, 0, 0
         self._keys = KeyLog(work_dir, params.keys_per_document)
         self._order: list[F64] = []
+        self._ordered = 0
 
     def add(self, signed: Signed, order_keys: F64 | None = None) -> None:
-        """Take the next documents; order_keys: float64 for each, greatest kept first, needed when the rule ranks."""
+        """Take the next documents; order_keys: float64 for each, greatest kept first, or see add_order."""
         count = len(signed.keys)
         numbers = np.arange(self.total, self.total + count, dtype=np.uint64)[signed.counted]
         self._keys.append(numbers, signed.keys[signed.counted])
-        if self.rule.ranked:
-            assert order_keys is not None and len(order_keys) == count, "a ranking rule needs a key for each document"
-            self._add_order(order_keys)
+        if order_keys is not None:
+            self.add_order(order_keys)
         self.total += count
         self.uncounted += count - len(numbers)
 
-    def _add_order(self, order_keys: F64) -> None:
+    def add_order(self, order_keys: F64) -> None:
+        """Order keys of the next documents that have none yet, where they are known only later than the documents."""
+        self._ordered += len(order_keys)
         if self.folder is None:
             self._order.append(order_keys)
             return
@@ -129,6 +131,7 @@ class DedupRun:
                 raise DedupStateError(f"{path}: {found} bytes, the checkpoint recorded {8 * self.total}: start anew")
             if path.exists():
                 os.truncate(path, 8 * self.total)
+            self._ordered = self.total
 
     def decide(
         self,
@@ -142,6 +145,7 @@ class DedupRun:
         source: the texts' shingle sets. index: documents that win over all of these. progress: told how many
         documents that share a key were decided so far.
         """
+        assert self._ordered == self.total or not self.rule.ranked, "a ranking rule needs a key for each document"
         groups, pinned = group(self._sorted_keys(), self.folder, self.memory, index)
         rank_of = self._rank()
         members = order_members(groups, pinned, self.total, rank_of, native)

@@ -1,4 +1,4 @@
-"""Copies the kept records of one block of input to an output: the input's own bytes where it is JSON lines.
+"""The records of one block of input as lines of JSON: the input's own bytes where it is JSON lines.
 
 Reading again is cheaper than keeping whole records in the spool, and leaves kept lines untouched; elements of arrays,
 rows of parquet and text documents become one line of JSON each.
@@ -6,34 +6,35 @@ rows of parquet and text documents become one line of JSON each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from mmdata.jsonl import Block, JsonlWriter
-from mmdata.records import RecordOptions, RecordParser, parse_block
+from mmdata.jsonl import Block
+from mmdata.reading.writer import encode_record
 
 I64 = NDArray[np.int64]
 LINE_FEED = 10
 
 
-def copy_kept(
-    writer: JsonlWriter, block: Block, lines: I64, records: RecordOptions, parser: RecordParser | None
-) -> None:
-    """Write the records of `block` that stand at `lines` (ascending)."""
+def record_lines(
+    block: Block, lines: I64, parse: Callable[[Block], Iterator[tuple[int, dict[str, Any]]]]
+) -> list[bytes]:
+    """The records of `block` that stand at `lines` (ascending), each as one line without its line feed.
+
+    parse: gives (line, record) of every record, in order; called only where the block is no JSON lines.
+    """
     if block.kind == "jsonl":
-        for line in kept_lines(block, lines):
-            writer.write_line(line)
-        return
+        return list(_own_lines(block, lines))
     wanted = set(lines.tolist())
-    for document in parse_block(block, records, parser).documents:
-        if document.line in wanted:
-            writer.write(document.record)
+    return [encode_record(record) for line, record in parse(block) if line in wanted]
 
 
-def kept_lines(block: Block, lines: I64) -> Iterator[bytes]:
-    """The given lines of a block of JSON lines, without line feed and surrounding white space."""
+def _own_lines(block: Block, lines: I64) -> Iterator[bytes]:
     data = block.data
     feeds = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == LINE_FEED) if data else np.zeros(0, dtype=np.int64)
     starts = np.concatenate([[0], feeds + 1])
@@ -41,3 +42,13 @@ def kept_lines(block: Block, lines: I64) -> Iterator[bytes]:
     places = lines - block.first_line
     for start, end in zip(starts[places].tolist(), ends[places].tolist(), strict=True):
         yield data[start:end].strip()
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Write a small JSON file at once: under a temporary name, fsynced, then renamed."""
+    temporary = f"{path}.partial"
+    with open(temporary, "wb") as file:
+        file.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
