@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdata.convert import convert as convert
+    from mmdata.dedup import decontaminate as decontaminate
+    from mmdata.dedup import dedup as dedup
+    from mmdata.dedup import sample as sample
     from mmdata.errors import MMDataError as MMDataError
     from mmdata.indexed.adopt import adopt_shard as adopt_shard
     from mmdata.indexed.manifest import Manifest as Manifest
@@ -35,7 +38,10 @@ _HOMES = {
     "MMDataError": "mmdata.errors",
     "RunReport": "mmdata.report.build",
     "convert": "mmdata.convert",
+    "decontaminate": "mmdata.dedup",
+    "dedup": "mmdata.dedup",
     "load_tokenizer": "mmdata.tokenizer",
+    "sample": "mmdata.dedup",
 }
 
 __all__ = sorted(_HOMES)

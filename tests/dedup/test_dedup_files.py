@@ -235,7 +235,7 @@ def test_decontamination_finds_long_short_and_chinese_items_and_reports_coverage
     assert [(d["line"], d["value"], d["kept"]) for d in dropped] == [
         (1, 8, f"{paths[1]}:1"), (2, 1, f"{paths[1]}:2"), (4, 5, f"{paths[1]}:4"), (5, 2, f"{paths[1]}:1"),
     ]  # fmt: skip
-    lenient = mmdata.dedup.decontaminate(paths[0], paths[1], tmp_path / "d.jsonl", min_grams=3, workers=2)
+    lenient = mmdata.dedup.decontaminate(paths[0], paths[1], tmp_path / "d.jsonl", min_grams=3, block_bytes=200)
     assert lenient.dropped == 2
     seen = mmdata.dedup.decontaminate(paths[0], paths[1], tmp_path / "e.jsonl", report_only=True)
     assert (seen.kept, seen.dropped, seen.contaminated) == (6, 0, 4)
@@ -244,7 +244,7 @@ def test_decontamination_finds_long_short_and_chinese_items_and_reports_coverage
 
 
 def test_commands_print_one_json_result_and_the_dry_run_prints_the_curve(corpus: list[Path], tmp_path: Path) -> None:
-    names = [str(path) for path in corpus]
+    names = ["--workers", "1", *(str(path) for path in corpus)]
     run = CliRunner()
     out = ["-o", str(tmp_path / "u.jsonl"), "--quiet"]
     dry = run.invoke(dedup_command, [*names, *out, "--dry-run"], catch_exceptions=False)
@@ -253,11 +253,21 @@ def test_commands_print_one_json_result_and_the_dry_run_prints_the_curve(corpus:
     assert json.loads(done.stdout)["dropped"] == 10
     sampled = ["-o", str(tmp_path / "t.jsonl"), "--rest", str(tmp_path / "r.jsonl"), "-n", "3", "--json", "--quiet"]
     assert json.loads(run.invoke(sample_command, [*names, *sampled], catch_exceptions=False).stdout)["sampled"] == 3
-    against = ["--against", names[1], "-o", str(tmp_path / "c.jsonl"), "--json", "--quiet", "--report-only"]
+    against = [
+        "--workers",
+        "1",
+        "--against",
+        str(corpus[1]),
+        "-o",
+        str(tmp_path / "c.jsonl"),
+        "--json",
+        "--quiet",
+        "--report-only",
+    ]
     with pytest.raises(DedupParameterError, match="unreadable evaluation record"):
-        run.invoke(decontaminate_command, [names[0], *against], catch_exceptions=False)
-    against[1] = names[0]
-    result = run.invoke(decontaminate_command, [names[1], *against], catch_exceptions=False)
+        run.invoke(decontaminate_command, [str(corpus[0]), *against], catch_exceptions=False)
+    against[3] = str(corpus[0])
+    result = run.invoke(decontaminate_command, [str(corpus[1]), *against], catch_exceptions=False)
     assert json.loads(result.stdout)["contaminated"] == 10
     with pytest.raises(UsageError, match="--memory"):
         run.invoke(dedup_command, [*names, *out, "--memory", "lots"], catch_exceptions=False)
