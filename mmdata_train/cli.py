@@ -1,13 +1,80 @@
-"""The `mmdata-train` command. The engine is not built yet: it says so and exits with 2."""
+"""The `mmdata-train` command: options in, one library call each, errors as one line."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import sys
+from dataclasses import asdict
+
 import click
 
+from mmdata.errors import MMDataError, UsageError
+from mmdata_train.config import load_config
+from mmdata_train.data.cli import data_command
 
-@click.command()
-def main() -> None:
-    """Fine-tune language models on Megatron shards (not available yet)."""
-    message = "the training engine is not part of this version; shards made by `mmdata` can be used with Megatron."
-    click.echo(f"mmdata-train: {message}", err=True)
-    raise SystemExit(2)
+
+class _Group(click.Group):
+    """Turns the package's errors into one line and an exit code: 2 for wrong usage, 1 for the rest."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except MMDataError as error:
+            if ctx.params.get("debug"):
+                raise
+            rank = os.environ.get("RANK")
+            click.echo(f"error: {f'rank {rank}: ' if rank else ''}{error}", err=True)
+            sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+@click.group(cls=_Group)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Fine-tune language models on Megatron shards in any parallel layout.
+
+    \b
+    Example:
+      mmdata-train finetune finetune.yaml --set parallel.tensor=2
+      torchrun --nnodes 2 --nproc-per-node 8 ... -m mmdata_train finetune finetune.yaml
+    """
+
+
+def _start_logging() -> None:
+    """Records of rank 0 on stderr; warnings of the others, with their rank."""
+    rank = os.environ.get("RANK", "0")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s" if rank == "0" else f"rank {rank}: %(message)s"))
+    logger = logging.getLogger("mmdata_train")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if rank == "0" else logging.WARNING)
+
+
+@main.command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON on stdout.")
+def finetune(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Train as CONFIG says; a run found in its output folder is continued.
+
+    Started plainly, it starts its own ranks on this machine; under torchrun it is one rank.
+
+    \b
+    Example:
+      mmdata-train finetune finetune.yaml --set train.lr=1e-4 --set parallel.pipeline=2
+    """
+    from mmdata_train import ranks
+    from mmdata_train.finetune import finetune as run
+
+    settings = load_config(config, overrides)
+    count = ranks.ranks_here(settings)
+    if count > 1 and not ranks.under_launcher():
+        return ranks.start_ranks(count, sys.argv[1:])
+    _start_logging()
+    summary = run(settings)
+    if as_json and os.environ.get("RANK", "0") == "0":
+        click.echo(json.dumps(asdict(summary)))
+
+
+main.add_command(data_command)

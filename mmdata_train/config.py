@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mmdata_train.config_io import apply_overrides, build, load_mapping
+from mmdata_train.data_config import DataConfig
 from mmdata_train.errors import ConfigError, LayoutError
 from mmdata_train.layout import ParallelLayout
 from mmdata_train.model.config import ModelConfig
@@ -199,7 +200,7 @@ class TrainConfig:
 
     model: str | ModelConfig
     tokenizer: str | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    data: DataConfig = field(default_factory=DataConfig)
     parallel: ParallelConfig = ParallelConfig()
     train: TrainingConfig = TrainingConfig()
     output: OutputConfig = OutputConfig()

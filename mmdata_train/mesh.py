@@ -21,6 +21,15 @@ from mmdata_train.slices import TENSOR_AXIS
 AXES = ("pipeline", "replica", "shard", TENSOR_AXIS)
 
 
+def pick_device() -> torch.device:
+    """This process's accelerator by its local rank, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
 def start_process_group(device_type: str, timeout_minutes: float) -> bool:
     """Join the group torchrun describes, or make a group of one. Returns whether this call started it."""
     if dist.is_initialized():

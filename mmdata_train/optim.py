@@ -15,9 +15,9 @@ from mmdata_train.config import OptimConfig
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
     """The rate of step `step` (0-based) of `total_steps`.
 
-    Warm-up is linear and reaches `lr` at step `warmup_steps - 1`, so no step is lost on a rate of 0. Then: cosine or
-    linear down to `min_lr` at the last step; wsd keeps `lr` and falls linearly over the last `decay_ratio` of all
-    steps; constant keeps it.
+    Warm-up is linear and reaches `lr` at its last step. Then: cosine or linear down, towards `min_lr` one step after
+    the last; wsd keeps `lr` and falls linearly over the last `decay_ratio` of all steps; constant keeps it. So no step is
+    lost on a rate of 0 at either end.
     """
     warmup = warmup_steps(config, total_steps)
     if step < warmup:
@@ -29,7 +29,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
         start = max(warmup, total_steps - round(config.decay_ratio * total_steps))
     if step < start:
         return config.lr
-    progress = min(1.0, (step - start + 1) / max(1, total_steps - start))
+    progress = min(1.0, (step - start + 1) / (total_steps - start + 1)) if step < total_steps else 1.0
     share = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.lr_schedule == "cosine" else 1.0 - progress
     return config.min_lr + (config.lr - config.min_lr) * share
 

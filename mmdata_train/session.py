@@ -13,7 +13,7 @@ from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.hf import load_weights
 from mmdata_train.hf_config import config_from_folder
-from mmdata_train.mesh import Mesh, start_process_group
+from mmdata_train.mesh import Mesh, pick_device, start_process_group
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.init import initialize
 from mmdata_train.parallelize import build_parts
@@ -31,15 +31,6 @@ def model_config(config: TrainConfig) -> ModelConfig:
             return config.model
         return dataclasses.replace(config.model, dropout=dropout, attention_dropout=dropout)
     return config_from_folder(config.model, dropout=dropout, attention_dropout=dropout)
-
-
-def pick_device() -> torch.device:
-    """This process's accelerator by its local rank, or the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
 
 
 def make_deterministic() -> None:

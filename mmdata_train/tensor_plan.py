@@ -54,6 +54,10 @@ def _leave(layout: Placement, module: nn.Module, output: DTensor, mesh: DeviceMe
     return output.redistribute(placements=[layout]).to_local()
 
 
+def _own_memory(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    return output.clone()
+
+
 def tensor_plan(part: Decoder, *, splits_sequence: bool) -> dict[str, ParallelStyle]:
     """Module name -> style, for the modules this part has."""
     between: Placement = Shard(SEQUENCE_DIM) if splits_sequence else Replicate()
@@ -93,6 +97,9 @@ def tensor_plan(part: Decoder, *, splits_sequence: bool) -> dict[str, ParallelSt
 def split_over_tensor_axis(part: Decoder, mesh: DeviceMesh, *, splits_sequence: bool) -> None:
     """Apply the plan in place, split the head by vocabulary rows, and tie it to the embedding again."""
     parallelize_module(part, mesh, tensor_plan(part, splits_sequence=splits_sequence), src_data_rank=None)
+    if part.embed is not None:
+        # Its output is a view into a DTensor, on which FSDP's hook for the backward pass would not be safe.
+        part.embed.register_forward_hook(_own_memory)
     if part.head is None:
         return
     whole = part.head.weight

@@ -191,8 +191,8 @@ class Trainer:
             )
 
     def _log_sources(self, batch: Batch) -> None:
-        """Mean loss of each source in the step at hand; a collective where rows name their source."""
-        if batch.sources is None or not self.sources or self.step % self.training.log_every:
+        """Mean loss of each of several sources in the step at hand; a collective where rows name their source."""
+        if batch.sources is None or len(self.sources) < 2 or self.step % self.training.log_every:
             return
         mesh, nll = self.engine.model.mesh, self.engine.row_losses
         sums = torch.zeros(2, len(self.sources), dtype=torch.float64, device=mesh.device)

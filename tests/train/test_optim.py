@@ -27,15 +27,15 @@ def test_warmup_is_linear_and_loses_no_step() -> None:
     assert rates(8, warmup_ratio=0.3, lr_schedule="constant")[:4] == [round((i + 1) / 3, 6) for i in range(3)] + [1.0]
 
 
-def test_linear_and_cosine_reach_the_floor_at_the_last_step() -> None:
-    assert rates(5, lr_schedule="linear", min_lr=0.5) == [0.9, 0.8, 0.7, 0.6, 0.5]
+def test_linear_and_cosine_fall_towards_the_floor_and_waste_no_step() -> None:
+    assert rates(4, lr_schedule="linear", min_lr=0.5) == [0.9, 0.8, 0.7, 0.6]
     cosine = rates(4, lr_schedule="cosine", min_lr=0.1)
-    assert cosine == [round(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * i / 4)), 6) for i in (1, 2, 3, 4)]
-    assert cosine[-1] == 0.1
+    assert cosine == [round(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * i / 5)), 6) for i in (1, 2, 3, 4)]
+    assert min(rates(7, lr_schedule="cosine", warmup_steps=3)) > 0.0
 
 
 def test_wsd_keeps_the_rate_and_falls_over_the_last_share() -> None:
-    assert rates(10, lr_schedule="wsd", decay_ratio=0.2, warmup_steps=2) == [0.5, *[1.0] * 7, 0.5, 0.0]
+    assert rates(10, lr_schedule="wsd", decay_ratio=0.3, warmup_steps=2) == [0.5, *[1.0] * 6, 0.75, 0.5, 0.25]
 
 
 def test_rate_beyond_the_last_step_stays_at_the_floor() -> None:

@@ -1,0 +1,159 @@
+"""A whole run on this rank: data, engine, checkpoints, loop. Called alike on every rank.
+
+Order matters: everything that can be refused without other ranks is refused first, data is opened before the model is
+built, and a checkpoint found in the output folder is continued.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mmdata_train.batch import Batch
+from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state
+from mmdata_train.config import TrainConfig, TrainingConfig
+from mmdata_train.config_io import dump_yaml
+from mmdata_train.data.open import TrainingData, open_training, open_validation, samples_for_epochs
+from mmdata_train.data.show import model_facts, share_lines
+from mmdata_train.errors import ConfigError
+from mmdata_train.loader import Place, StepLoader
+from mmdata_train.mesh import Mesh, pick_device, start_process_group
+from mmdata_train.metrics import Meter, RunLog
+from mmdata_train.parallelize import ModelParts
+from mmdata_train.sampler import ParallelSampler
+from mmdata_train.session import open_engine
+from mmdata_train.slices import TENSOR_AXIS
+from mmdata_train.trainer import RunSummary, Trainer, ValidationSet, global_rows_at
+
+logger = logging.getLogger("mmdata_train")
+
+CHECKPOINTS = "checkpoints"
+
+
+def count_steps(training: TrainingConfig, samples: int) -> int:
+    """Whole steps in so many samples, batch ramp-up included. Raises ConfigError when there is none."""
+    steps = consumed = 0
+    while training.batch_rampup is not None and consumed < training.batch_rampup.samples:
+        rows = global_rows_at(training, consumed)
+        if consumed + rows > samples:
+            break
+        steps, consumed = steps + 1, consumed + rows
+    else:
+        steps += (samples - consumed) // training.global_batch_size
+    if not steps:
+        raise ConfigError(
+            f"{samples:,} samples are fewer than one global batch of {training.global_batch_size};"
+            " lower train.global_batch_size or data.seq_length, or add data"
+        )
+    return steps
+
+
+def samples_of_steps(training: TrainingConfig, steps: int) -> int:
+    """Samples that so many steps take, batch ramp-up included."""
+    consumed = taken = 0
+    while taken < steps and training.batch_rampup is not None and consumed < training.batch_rampup.samples:
+        consumed += global_rows_at(training, consumed)
+        taken += 1
+    return consumed + (steps - taken) * training.global_batch_size
+
+
+def open_data(config: TrainConfig, state: dict[str, Any] | None) -> tuple[TrainingData, int]:
+    """The training mix and the number of steps: as configured, or derived from `epochs` (1 unless given)."""
+    cache = config.output.dir / "cache"
+    training = config.train
+    if training.steps is not None:
+        wanted: int | None = samples_of_steps(training, training.steps)
+    else:
+        epochs = 1.0 if training.epochs is None else training.epochs
+        wanted = config.data.num_samples or samples_for_epochs(config.data, epochs, cache)
+    data = open_training(config.data, wanted, cache, facts=model_facts(config), state=state)
+    steps = training.steps if training.steps is not None else count_steps(training, len(data.samples))
+    return data, steps
+
+
+def _loader(config: TrainConfig, mesh: Mesh, model: ModelParts, data: TrainingData, **options: Any) -> StepLoader:
+    training = config.train
+    sampler = ParallelSampler(
+        len(data.samples), mesh.layout, training.micro_batch_size, training.global_batch_size, seed=config.data.seed,
+        shuffle=False, order=config.data.order, tail=options.pop("tail", config.data.tail),
+        consumed=options.pop("consumed", 0), epochs=options.pop("epochs", None),
+    )  # fmt: skip
+    groups = {
+        axis: mesh.group(axis)
+        for axis in (TENSOR_AXIS, "pipeline")
+        if (mesh.layout.tensor if axis == TENSOR_AXIS else mesh.layout.pipeline) > 1
+    }
+    ends = 0 in model.stages or model.num_stages - 1 in model.stages
+    place = Place(mesh.layout, dist.get_rank(), groups, loads_tokens=ends, device=mesh.device)
+    loading = options.pop("loading", config.data.loading)
+    return StepLoader(data, sampler, place, loading, vocab_size=model.config.vocab_size, **options)
+
+
+def _validation(config: TrainConfig, mesh: Mesh, model: ModelParts) -> list[ValidationSet]:
+    sets = open_validation(config.data, config.output.dir / "cache", model_facts(config))
+    # Read in this process: a pass is short, and starting workers for each would cost more than it saves.
+    quiet = replace(config.data.loading, workers=0, verify_steps=0)
+
+    def passes(data: TrainingData) -> Callable[[], Iterable[Batch]]:
+        return partial(_loader, config, mesh, model, data, tail="pad", epochs=1, loading=quiet)
+
+    return [ValidationSet(name, passes(data)) for name, data in sets.items()]
+
+
+def finetune(config: TrainConfig) -> RunSummary:
+    """Train as configured; continues the run in `output.dir` where there is one. A collective over all ranks.
+
+    Raises ConfigError, DataError, ModelError, CheckpointError, StepError.
+    """
+    folder = Path(config.output.dir)
+    found = latest_checkpoint(folder / CHECKPOINTS)
+    state = read_state(found) if found is not None else None
+    device = pick_device()
+    started = start_process_group(device.type, config.parallel.timeout_minutes)
+    try:
+        return _run(config, folder, found, state)
+    finally:
+        if started:
+            dist.destroy_process_group()
+
+
+def _run(config: TrainConfig, folder: Path, found: Path | None, state: dict[str, Any] | None) -> RunSummary:
+    data, steps = open_data(config, None if state is None else state["data"])
+    engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=found is None)
+    mesh, first = engine.model.mesh, dist.get_rank() == 0
+    checkpointer = Checkpointer(folder / CHECKPOINTS, config.output.keep, config.output.async_save)
+    if first:
+        (folder / "config.yaml").write_text(dump_yaml(config), encoding="utf-8")
+        for line in share_lines(data):
+            logger.info("%s", line)
+        logger.info("%d steps of %d sequences, %s", steps, config.train.global_batch_size, mesh.layout)
+    stream = _loader(
+        config, mesh, engine.model, data, consumed=0 if state is None else int(state["consumed"]),
+        global_batch=partial(global_rows_at, config.train),
+    )  # fmt: skip
+    trainer = Trainer(
+        engine=engine,
+        stream=stream,
+        checkpointer=checkpointer,
+        log=RunLog(folder, steps, first, config.output.tensorboard, config.train.log_every),
+        meter=Meter(
+            engine.model.config, config.data.seq_length, mesh.layout.world_size, mesh.device, config.train.peak_tflops
+        ),
+        output=config.output,
+        validation=_validation(config, mesh, engine.model),
+        sources=data.sources,
+        loaded=isinstance(config.model, str),
+    )
+    if found is not None:
+        trainer.resume(checkpointer.load(engine, found))
+        logger.info("continuing %s at step %d", found, trainer.step)
+    try:
+        return trainer.run()
+    finally:
+        stream.close()

@@ -1,0 +1,135 @@
+"""A whole run from a configuration: shards in, the same curve from any layout, continued where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mmdata  # noqa: E402
+from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
+from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
+from mmdata_train.errors import ConfigError  # noqa: E402
+from mmdata_train.finetune import count_steps, finetune, samples_of_steps  # noqa: E402
+from mmdata_train.launch import RankPool  # noqa: E402
+from mmdata_train.trainer import RunSummary  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small shards of documents that count upwards, so there is something to learn."""
+    folder = tmp_path_factory.mktemp("shards")
+    generator = np.random.default_rng(0)
+    for name, stride in (("law", 1), ("general", 2)):
+        with mmdata.ShardWriter(folder / f"{name}_text_document", vocab_size=61) as writer:
+            for _ in range(40):
+                start, length = generator.integers(0, 61), generator.integers(5, 60)
+                writer.add_document(((start + stride * np.arange(length)) % 60 + 1).tolist())
+    return folder
+
+
+def config_of(shards: Path, out: Path, **changes: Any) -> TrainConfig:
+    mapping: dict[str, Any] = {
+        "model": {"vocab_size": 61, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "vocab_multiple": 16},
+        "data": {
+            "train": [
+                {"path": str(shards / "law_text_document"), "weight": 0.7},
+                {"path": str(shards / "general_text_document"), "weight": 0.3},
+            ],
+            "valid": {"law": str(shards / "law_text_document")},
+            "seq_length": 16,
+            "reset_attention": True,
+            "loading": {"workers": 0},
+        },
+        "train": {
+            "micro_batch_size": 2, "global_batch_size": 8, "steps": 6, "lr": 3e-3, "precision": "fp32",
+            "eval_every": 3, "eval_batches": 2,
+        },
+        "output": {"dir": str(out), "save_every": 3},
+    }  # fmt: skip
+    return build(
+        TrainConfig, apply_overrides(mapping, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    )
+
+
+def run(config: TrainConfig) -> RunSummary:
+    return finetune(config)
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n")
+    return [json.loads(line) for line in lines]
+
+
+def losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in log_of(folder) if record["kind"].startswith(("train", "valid"))]
+
+
+def test_run_of_four_ranks_gives_the_curve_of_one(shards: Path, one: RankPool, ranks: RankPool, tmp_path: Path) -> None:
+    summary = one.run(run, config_of(shards, tmp_path / "one"))[0]
+    split = {"parallel.tensor": 2, "parallel.pipeline": 2}
+    assert ranks.run(run, config_of(shards, tmp_path / "four", **split))[3].loss == pytest.approx(
+        summary.loss, rel=1e-5
+    )
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    kinds = [(record["kind"], record["step"]) for record in log_of(tmp_path / "one") if record["kind"] != "event"]
+    assert kinds[:2] == [("valid/law", 0), ("train", 1)]
+    sources = [record["text"] for record in log_of(tmp_path / "one") if "by source" in record.get("text", "")]
+    assert any("law_text_document" in text and "general_text_document" in text for text in sources)
+
+
+def test_second_start_continues_the_first(shards: Path, one: RankPool, ranks: RankPool, tmp_path: Path) -> None:
+    one.run(run, config_of(shards, tmp_path / "straight"))
+    # The learning rate's schedule depends on the number of steps, so the stop is a limit of time, not of steps.
+    stopping = config_of(shards, tmp_path / "parts", **{"train.exit_after_minutes": 0.0})
+    first = ranks.run(run, stopping)[0]
+    assert (first.steps, first.stopped_by) == (1, "0 minutes are over")
+    second = one.run(run, config_of(shards, tmp_path / "parts"))[0]
+    assert second.steps == 6
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "straight"), rel=1e-5)
+
+
+def test_steps_follow_from_samples_and_back() -> None:
+    plain = TrainingConfig(global_batch_size=8)
+    assert (count_steps(plain, 47), samples_of_steps(plain, 5)) == (5, 40)
+    ramp = build(TrainingConfig, {"global_batch_size": 8, "batch_rampup": {"start": 2, "increment": 2, "samples": 24}})
+    assert samples_of_steps(ramp, 12) == sum([2] * 4 + [4] * 2 + [6] * 2 + [8] * 4)
+    assert all(count_steps(ramp, samples_of_steps(ramp, steps)) == steps for steps in range(1, 20))
+    with pytest.raises(ConfigError, match="7 samples are fewer than one global batch of 8"):
+        count_steps(plain, 7)
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    environment["OMP_NUM_THREADS"] = "1"
+    return subprocess.run(
+        [sys.executable, "-m", "mmdata_train", *arguments],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=170, encoding="utf-8", check=False,
+    )  # fmt: skip
+
+
+def test_plain_command_starts_its_own_ranks(shards: Path, tmp_path: Path) -> None:
+    config = config_of(shards, tmp_path / "out", **{"train.eval_every": None, "train.steps": 2})
+    (tmp_path / "run.yaml").write_text(dump_yaml(config), encoding="utf-8")
+    done = command(
+        "finetune", "run.yaml", "--set", "parallel.pipeline=2", "--set", "parallel.data=1", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2
+    assert "pipeline=2" in done.stderr and "step 2/2 | loss" in done.stderr
+
+
+def test_wrong_value_is_one_line_and_exit_code_2(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(dump_yaml(config_of(shards, tmp_path / "out")), encoding="utf-8")
+    done = command("finetune", "run.yaml", "--set", "train.global_batch_size=7", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.rstrip("\n").count("\n") == 0
+    assert "use 6 or 8, or a micro_batch_size of 1, 7" in done.stderr
