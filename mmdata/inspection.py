@@ -83,7 +83,7 @@ def tokenizer_of(prefix: str, given: str | None) -> Tokenizer:
     where: Any = given or _from_report(clean_prefix(prefix))
     if where is None:
         raise UsageError(f"{prefix}: no report beside it names the tokenizer; give it with --tokenizer")
-    tokenizer = load_tokenizer(where, engine="huggingface")
+    tokenizer = load_tokenizer(where, engine="none")
     wanted = manifest.tokenizer_fingerprint if manifest is not None else None
     if wanted is not None and tokenizer.fingerprint != wanted:
         raise TokenizerMismatchError(

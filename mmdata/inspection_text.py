@@ -60,7 +60,7 @@ def verify_all(
     prefixes: Sequence[str], *, deep: bool, repair: bool, tokenizer: str | None, multimodal: bool
 ) -> tuple[dict[str, Any], str, bool]:
     """Verify, or repair and verify, each shard: JSON values, lines, and whether all are sound."""
-    facts = load_tokenizer(tokenizer, engine="huggingface") if repair and tokenizer is not None else None
+    facts = load_tokenizer(tokenizer, engine="none") if repair and tokenizer is not None else None
     data: dict[str, Any] = {"shards": []}
     lines: list[str] = []
     for prefix in prefixes:
@@ -80,7 +80,7 @@ def verify_all(
 
 def adopt_with(prefix: str, tokenizer: str, *, multimodal: bool, overwrite: bool) -> tuple[dict[str, Any], str]:
     """Adopt a foreign shard: JSON values and lines."""
-    facts = TokenizerFactsOf(load_tokenizer(tokenizer, engine="huggingface"))
+    facts = TokenizerFactsOf(load_tokenizer(tokenizer, engine="none"))
     manifest = adopt_shard(prefix, facts, multimodal=multimodal, overwrite=overwrite)
     eod = {True: "appended to every document", False: "not appended", None: "appended to some documents only"}
     line = (
