@@ -11,6 +11,7 @@ import numpy as np
 
 from mmdata.chat.program import Program
 from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
+from mmdata.tokenizers.base import TokenBatch
 
 Job = tuple[Program, list[Any]]
 """A program and the values of its slots."""
@@ -96,91 +97,108 @@ def assemble(encoder: StretchEncoder, jobs: Sequence[Job]) -> Sequences:
     if not jobs:
         return Sequences.concatenate([])
     texts: list[str] = []
-    later: list[bool] = []
     for program, values in jobs:
         for number, plan in enumerate(program.plan):
             if plan is None:
                 texts.append(program.stretches[number].text(values))
             else:
                 texts.append(plan[0] + values[plan[1]] + plan[2])
-        later += program.later
+    table = _Table(jobs)
+    later, _ = table.gather("later")
     batch = encoder.encode(texts, later)
-    lengths = np.concatenate([program.item_lengths for program, _ in jobs])
+    lengths, items = table.gather("item_lengths")
     is_open = lengths < 0
     lengths[is_open] = batch.lengths
     is_text = np.repeat(is_open, lengths)
     tokens = np.empty(len(is_text), np.int32)
     tokens[is_text] = batch.tokens
-    tokens[~is_text] = np.concatenate([program.fixed for program, _ in jobs])
+    tokens[~is_text] = table.gather("fixed")[0]
     item_ends = np.cumsum(lengths)
-    items = np.array([len(program.item_lengths) for program, _ in jobs])
     job_ends = item_ends[np.cumsum(items) - 1]
     job_lengths = np.diff(job_ends, prepend=0)
-    edges = _Edges(encoder, jobs, texts, later)
-    within = edges.tokens(batch.tokens, batch.lengths)
-    edge_items = np.concatenate([program.edge_items for program, _ in jobs])
-    edge_items += np.repeat(np.cumsum(items) - items, edges.counts)
-    spans = (item_ends - lengths)[edge_items] + within - np.repeat(job_ends - job_lengths, edges.counts)
-    return Sequences(tokens, job_lengths, spans.astype(np.int32), edges.counts, np.arange(len(jobs), dtype=np.int64))
+    edge_items, counts = table.gather("edge_items")
+    edge_items += np.repeat(np.cumsum(items) - items, counts)
+    within = _Edges(encoder, jobs, texts, table).tokens(batch, later)
+    spans = (item_ends - lengths)[edge_items] + within - np.repeat(job_ends - job_lengths, counts)
+    return Sequences(tokens, job_lengths, spans.astype(np.int32), counts, np.arange(len(jobs), dtype=np.int64))
+
+
+class _Table:
+    """The arrays of a batch's programs, each program once, laid out for all jobs on request."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        numbers: dict[int, int] = {}
+        self._programs: list[Program] = []
+        which = []
+        for program, _ in jobs:
+            number = numbers.setdefault(id(program), len(numbers))
+            if number == len(self._programs):
+                self._programs.append(program)
+            which.append(number)
+        self._which = np.array(which)
+
+    def gather(self, name: str) -> tuple[Any, Indices]:
+        """Attribute `name` of each job's program, back to back, and how long each is."""
+        arrays = [getattr(program, name) for program in self._programs]
+        sizes = np.array([len(array) for array in arrays], np.int64)
+        counts = sizes[self._which]
+        shift = (np.cumsum(sizes) - sizes)[self._which] - (np.cumsum(counts) - counts)
+        places = np.repeat(shift, counts) + np.arange(int(counts.sum()))
+        return np.concatenate(arrays)[places], counts
 
 
 class _Edges:
     """The ends of counted ranges of a batch, as tokens into their item."""
 
-    def __init__(self, encoder: StretchEncoder, jobs: Sequence[Job], texts: list[str], later: list[bool]) -> None:
-        self._encoder, self._jobs, self._texts, self._later = encoder, jobs, texts, later
-        self.counts = np.array([len(program.edges) for program, _ in jobs], np.int64)
-        stretches = np.array([len(program.plan) for program, _ in jobs], np.int64)
-        inner = np.array([len(program.inner_edges) for program, _ in jobs], np.int64)
+    def __init__(self, encoder: StretchEncoder, jobs: Sequence[Job], texts: list[str], table: _Table) -> None:
+        self._encoder, self._jobs, self._texts = encoder, jobs, texts
+        self._within: Indices
+        self._within, counts = table.gather("edge_tokens")
+        self._place, inner = table.gather("inner_edges")
+        self._sizes = table.gather("inner_sizes")[0]
+        stretches = table.gather("later")[1]
         self._job = np.repeat(np.arange(len(jobs)), inner)
-        self._place = np.concatenate([program.inner_edges for program, _ in jobs])
-        self._edge = self._place + (np.cumsum(self.counts) - self.counts)[self._job]
-        first_text = np.cumsum(stretches) - stretches
-        self._text = np.concatenate([program.inner_stretches for program, _ in jobs]) + first_text[self._job]
+        self._edge = self._place + (np.cumsum(counts) - counts)[self._job]
+        self._text = table.gather("inner_stretches")[0] + (np.cumsum(stretches) - stretches)[self._job]
 
-    def tokens(self, tokens: Tokens, lengths: Indices) -> Indices:
+    def tokens(self, batch: TokenBatch, later: Any) -> Indices:
         """Tokens of its item before each edge.
 
         A token across an edge counts, as in transformers: a start takes the first token that ends behind it, an end
         all tokens that begin before it.
         """
-        within = np.concatenate([program.edge_tokens for program, _ in self._jobs])
+        within = self._within
         if not len(self._edge):
             return within
-        known = self._encoder.byte_lengths
-        if known is None:
-            within[self._edge] = self._slow(np.arange(len(self._edge)), np.zeros(len(self._edge), np.int64))
+        sizes = self._encoder.byte_lengths(batch.tokens)
+        if sizes is None:
+            within[self._edge] = self._slow(np.arange(len(self._edge)), np.zeros(len(self._edge), np.int64), later)
             return within
-        token_ends = np.concatenate(([0], np.cumsum(known[tokens])))
-        first = (np.cumsum(lengths) - lengths)[self._text]
-        target = token_ends[first] + self._sizes()
+        for i in np.flatnonzero(self._sizes < 0).tolist():
+            self._sizes[i] = len(self._before(i).encode())
+        token_ends = np.concatenate(([0], np.cumsum(sizes)))
+        first = (np.cumsum(batch.lengths) - batch.lengths)[self._text]
+        target = token_ends[first] + self._sizes
         is_end = self._place % 2 == 1
         starts = np.searchsorted(token_ends[1:], target, side="right")
-        found = np.where(is_end, np.searchsorted(token_ends[:-1], target, side="left"), starts) - first
+        found: Indices = np.where(is_end, np.searchsorted(token_ends[:-1], target, side="left"), starts) - first
         chosen = [self._texts[number] for number in self._text.tolist()]
         if not unicodedata.is_normalized("NFC", "".join(chosen)):
             # The tokenizer may have composed some of them: their bytes are not those of the text.
             odd = [i for i, text in enumerate(chosen) if not unicodedata.is_normalized("NFC", text)]
-            found = self._slow(np.array(odd, np.int64), found)
+            found = self._slow(np.array(odd, np.int64), found, later)
         within[self._edge] = found
         return within
-
-    def _sizes(self) -> Indices:
-        """Bytes of its stretch before each inner edge."""
-        sizes = np.concatenate([program.inner_sizes for program, _ in self._jobs])
-        for i in np.flatnonzero(sizes < 0).tolist():
-            sizes[i] = len(self._before(i).encode())
-        return sizes
 
     def _before(self, number: int) -> str:
         program, values = self._jobs[int(self._job[number])]
         edge = program.edges[int(self._place[number])]
         return edge.before(values, program.stretches[edge.stretch])
 
-    def _slow(self, numbers: Indices, found: Indices) -> Indices:
+    def _slow(self, numbers: Indices, found: Indices, later: Any) -> Indices:
         """Places by the tokenizer's own offsets."""
         for number in numbers.tolist():
             text = int(self._text[number])
-            first, count = self._encoder.positions(self._texts[text], self._later[text], len(self._before(number)))
+            first, count = self._encoder.positions(self._texts[text], bool(later[text]), len(self._before(number)))
             found[number] = count if self._place[number] % 2 else first
         return found

@@ -1,9 +1,9 @@
 """Messages under construction, and the way back from cleaned texts to messages.
 
-A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slots": [...], "simple": bool}`. A message
-has `role` (system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`,
-`tool_calls` (OpenAI's form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the
-document's part k belongs; a conversation is simple when each message has one part, its content.
+A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slots": [...]}`. A message has `role`
+(system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`, `tool_calls` (OpenAI's
+form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the document's part k belongs.
+Where each part is a message of its own and there is nothing else, it is only `{"simple": true}`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from mmdata.document import Document, Part
 from mmdata.errors import ChatRecordError
 
-Slot = list[Any]
+Slot = tuple[Any, ...]
 _JOINER = "\n"
 
 
@@ -34,6 +34,7 @@ class Builder:
         self.tools: list[Any] | None = None
         self.parts: list[Part] = []
         self.slots: list[Slot] = []
+        self.plain_slots = True
 
     def add(self, role: str, pieces: list[tuple[str, str]]) -> int:
         """Append a message whose content is the pieces (json path, text) joined by a line feed; its number."""
@@ -42,13 +43,13 @@ class Builder:
         self.messages.append({"role": role, "content": content})
         for path, text in pieces:
             self.parts.append(Part(path, role, text))
-            self.slots.append([index, "content"])
+            self.slots.append((index, "content"))
         return index
 
     def add_text(self, role: str, path: str, text: str) -> None:
         """Append a message of one text."""
         self.parts.append(Part(path, role, text))
-        self.slots.append([len(self.messages), "content"])
+        self.slots.append((len(self.messages), "content"))
         self.messages.append({"role": role, "content": text})
 
     def set_text(self, index: int, key: str, path: str, text: str) -> None:
@@ -56,7 +57,8 @@ class Builder:
         message = self.messages[index]
         message[key] = text
         self.parts.append(Part(path, message["role"], text))
-        self.slots.append([index, key])
+        self.slots.append((index, key))
+        self.plain_slots = False
 
     def add_call_text(self, path: str, text: str) -> None:
         """A ShareGPT function_call: joined to the assistant message before it, where there is one."""
@@ -69,12 +71,14 @@ class Builder:
         start = len(message.setdefault("tool_calls", []))
         message["tool_calls"].extend(calls)
         self.parts.append(Part(path, "assistant", text))
-        self.slots.append([len(self.messages) - 1, "tool_calls", start, len(calls)])
+        self.slots.append((len(self.messages) - 1, "tool_calls", start, len(calls)))
+        self.plain_slots = False
 
     def add_calls(self, index: int, calls: Any, path: str) -> None:
         """OpenAI tool calls. The texts in the arguments become parts."""
         if not isinstance(calls, list):
             raise Fault("bad-tool-call", f"{path} is not a list")
+        self.plain_slots = False
         made = []
         for i, call in enumerate(calls):
             function = call.get("function", call) if isinstance(call, dict) else None
@@ -86,9 +90,9 @@ class Builder:
             made.append(_call(function["name"], arguments if whole is None else whole, call.get("id")))
             if isinstance(arguments, str):
                 self.parts.append(Part(at, "assistant", arguments))
-                self.slots.append([index, "arguments", i])
+                self.slots.append((index, "arguments", i))
             else:
-                self._add_leaves(arguments, at, [index, "leaf", i])
+                self._add_leaves(arguments, at, (index, "leaf", i))
         self.messages[index]["tool_calls"] = made
 
     def _add_leaves(self, value: Any, path: str, slot: Slot) -> None:
@@ -97,10 +101,10 @@ class Builder:
             self.slots.append(slot)
         elif isinstance(value, dict):
             for key, item in value.items():
-                self._add_leaves(item, f"{path}.{key}", [*slot, key])
+                self._add_leaves(item, f"{path}.{key}", (*slot, key))
         elif isinstance(value, list):
             for i, item in enumerate(value):
-                self._add_leaves(item, f"{path}[{i}]", [*slot, i])
+                self._add_leaves(item, f"{path}[{i}]", (*slot, i))
 
     def set_tools(self, tools: Any) -> None:
         """Tool definitions, as a list or as JSON text, in OpenAI's form `{"type": "function", "function": {...}}`."""
@@ -118,8 +122,15 @@ class Builder:
         self.tools = [t if "function" in t else {"type": "function", "function": t} for t in tools]
 
     def structure(self) -> dict[str, Any]:
-        simple = len(self.slots) == len(self.messages) and all(slot[1] == "content" for slot in self.slots)
-        return {"messages": self.messages, "tools": self.tools, "slots": self.slots, "simple": simple}
+        """The conversation as plain JSON; see the top of this file."""
+        each = self.plain_slots and self.tools is None and len(self.slots) == len(self.messages)
+        if each and all(len(message) == 2 for message in self.messages):
+            return SIMPLE
+        return {"messages": self.messages, "tools": self.tools, "slots": self.slots}
+
+
+SIMPLE: dict[str, Any] = {"simple": True}
+"""The structure of conversations that are their parts: one text a message and nothing else. Shared, never changed."""
 
 
 def _call(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
@@ -160,13 +171,9 @@ def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any]
     Raises ChatRecordError when a cleaned tool call is no longer JSON.
     """
     chat = document.meta["chat"]
+    if "simple" in chat:
+        return [{"role": part.role, "content": part.text} for part in document.parts], None
     messages, slots = chat["messages"], chat["slots"]
-    if chat["simple"]:
-        for part, slot in zip(document.parts, slots, strict=True):
-            if part.text is not messages[slot[0]]["content"] and part.text != messages[slot[0]]["content"]:
-                break
-        else:
-            return messages, chat["tools"]
     changed: dict[int, dict[str, Any]] = {}
     gathered: dict[tuple[int, str], list[str]] = {}
     for part, slot in zip(document.parts, slots, strict=True):

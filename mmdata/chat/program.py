@@ -72,12 +72,13 @@ class Edge:
 class Program:
     """What one shape of record becomes.
 
-    code: how to get the slots of a record. stretches: the texts to encode, in order. item_lengths: int64, the number
-    of tokens of each item, -1 for a stretch. fixed: int32, the ids of all fixed items. edges: start, end, start, ...
-    of the counted ranges; edge_items, edge_tokens: the same as int64; inner_edges, inner_stretches, inner_sizes: int64,
-    which of them lie inside a stretch, which one, and how many bytes into it (-1: depends on the record).
-    empty_blocks: empty thinking blocks rendered. text_parts: the string the template rendered. reusable: whether
-    another record may replay it. replays: how often one was compared with the template.
+    code: how to get the slots of a record. stretches: the texts to encode, in order; plan, later: the same for a batch
+    (how to join each, whether text stands before it). item_lengths: int64, the number of tokens of each item, -1 for
+    a stretch. fixed: int32, the ids of all fixed items. edges: start, end, start, ... of the counted ranges;
+    edge_items, edge_tokens: the same as int64; inner_edges, inner_stretches, inner_sizes: int64, which of them lie
+    inside a stretch, which one, and how many bytes into it (-1: depends on the record). empty_blocks: empty thinking
+    blocks rendered. text_parts: the string the template rendered. reusable: whether another record may replay it.
+    replays: how often one was compared with the template.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Program:
         self.code = instructions(steps)
         self.stretches = tuple(items.stretches)
         self.plan = tuple(stretch.plan() for stretch in items.stretches)
-        self.later = tuple(stretch.later for stretch in items.stretches)
+        self.later = np.array([stretch.later for stretch in items.stretches], bool)
         self.item_lengths = np.array(items.lengths, np.int64)
         self.fixed = np.array(items.fixed, np.int32)
         self.edges = tuple(items.edges)
@@ -96,7 +97,6 @@ class Program:
         self.inner_edges = np.array(inner, np.int64)
         self.inner_stretches = np.array([self.edges[number].stretch for number in inner], np.int64)
         self.inner_sizes = np.array([self.edges[number].constant for number in inner], np.int64)
-        self.sizes_vary = bool((self.inner_sizes < 0).any())
         self.text_parts, self.empty_blocks, self.reusable = text_parts, empty_blocks, reusable
         self.replays = 0
 
@@ -272,9 +272,9 @@ class Items:
 
 
 def plain_program(tail: Sequence[int]) -> Program:
-    """A plain text, in slot 0, of which every token counts, and `tail` behind it, which does not."""
+    """A plain text, in slot 0, and `tail` behind it; every token counts."""
     items = Items()
     items.edges.append(Edge(items.add_stretch(Stretch((0,), False))))
-    items.edges.append(items.add_fixed([]))
     items.add_fixed(list(tail))
+    items.edges.append(items.add_fixed([]))
     return Program((), items, (0,), 0, True)

@@ -39,7 +39,7 @@ class ChatOptions:
     template: `auto`, a built-in's name or a file. train_on: which tokens count: those of all answers, of the last one,
     or all. max_length: tokens a sequence may have; too_long: what happens beyond. thinking: see
     `mmdata.chat.thinking`; count_empty_thinking: an empty thinking block counts. date: what `strftime_now` says.
-    eod_id: appended to plain text documents, and with force_eod to conversations too; it never counts there.
+    eod_id: appended to plain text documents, where it counts, and with force_eod to conversations, where it does not.
     """
 
     template: str = "auto"
@@ -92,10 +92,13 @@ _Job = tuple[int, Program, list[Any]]
 class ChatRenderer:
     """Renders with one tokenizer and one set of options. Not for two threads at once; cheap to build in each worker."""
 
-    def __init__(self, tokenizer: Tokenizer, options: ChatOptions) -> None:
-        """Raises ChatTemplateError for a template that is missing, broken, or cannot be followed."""
+    def __init__(self, tokenizer: Tokenizer, options: ChatOptions, *, conversations: bool = True) -> None:
+        """conversations: False for plain text alone, which needs no template and is rendered as in a mixed batch.
+
+        Raises ChatTemplateError for a template that is missing, broken, or cannot be followed.
+        """
         self.options = options
-        self.template: ChatTemplate = load_template(options.template, tokenizer)
+        self.template = load_template(options.template, tokenizer) if conversations else ChatTemplate("none", "")
         self._encoder = StretchEncoder(tokenizer)
         today = None if options.date is None else _day(options.date)
         eod = () if options.eod_id is None else (options.eod_id,)
@@ -103,7 +106,8 @@ class ChatRenderer:
         traced = TraceOptions(options.train_on, options.thinking, options.count_empty_thinking, today, tail)
         self._plain = plain_program(eod)
         self._programs = Programs(self.template, self._encoder, traced)
-        self._probe()
+        if conversations:
+            self._probe()
 
     def render_documents(self, documents: Sequence[Document]) -> RenderedBatch:
         """Render documents made by `mmdata.chat.formats` (plain text documents pass through).
@@ -245,14 +249,19 @@ class ChatRenderer:
     def _judge(
         self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]
     ) -> Sequences:
-        """Drop sequences without a counted token."""
-        bare = np.flatnonzero(made.span_lengths == 0)
-        for index in bare.tolist():
+        """Drop conversations without a counted token and plain texts without a token."""
+        out = []
+        for index in np.flatnonzero(made.span_lengths == 0).tolist():
+            number, length = int(made.owner[index]), int(made.lengths[index])
+            if "chat" in documents[number].meta:
+                drops[number] = _drop(documents[number], "no-counted-token", length)
+                out.append(index)
+        for index in np.flatnonzero(made.lengths <= (self.options.eod_id is not None)).tolist():
             number = int(made.owner[index])
-            document = documents[number]
-            reason = "no-counted-token" if "chat" in document.meta else "empty"
-            drops[number] = _drop(document, reason, int(made.lengths[index]))
-        return made.replace(bare, {}) if len(bare) else made
+            if "chat" not in documents[number].meta:
+                drops[number] = _drop(documents[number], "empty", 0)
+                out.append(index)
+        return made.replace(np.array(sorted(out), np.int64), {}) if out else made
 
     def _probe(self) -> None:
         """Refuse a template that cannot be followed before any data is read."""

@@ -43,13 +43,13 @@ class StretchEncoder:
         """Whether `text` holds a control token."""
         return self.control.search(text) is not None
 
-    def encode(self, texts: Sequence[str], later: Sequence[bool]) -> TokenBatch:
-        """Ids of each stretch; `later` says which do not stand at the start of their document."""
-        if not self._prefix_first_only or not any(later):
+    def encode(self, texts: Sequence[str], later: Any) -> TokenBatch:
+        """Ids of each stretch; `later` (booleans) says which do not stand at the start of their document."""
+        if not self._prefix_first_only:
             return self.tokenizer.encode_batch(texts)
         shifted = [bool(behind and text) for text, behind in zip(texts, later, strict=True)]
         batch = self.tokenizer.encode_batch(["\n" + t if shift else t for t, shift in zip(texts, shifted, strict=True)])
-        cut = np.array(shifted) * len(self._line_feed)
+        cut = np.array(shifted, np.int64) * len(self._line_feed)
         starts = np.cumsum(batch.lengths) - batch.lengths
         keep = np.ones(len(batch.tokens), bool)
         for i, token in enumerate(self._line_feed):
@@ -72,16 +72,29 @@ class StretchEncoder:
         first = int(np.argmax(ends > offset)) if (ends > offset).any() else len(ends)
         return first, int(np.count_nonzero(starts < offset))
 
+    def byte_lengths(self, tokens: Tokens) -> Indices | None:
+        """Bytes of each token, int64; None where ids are not the bytes of the text, composed (NFC) at most."""
+        if not self._joins_bytes:
+            return None
+        sizes: Indices = self._sizes[tokens]
+        unknown = sizes < 0
+        if unknown.any():
+            for token in np.unique(tokens[unknown]).tolist():
+                self._sizes[token] = len(self.tokenizer.token_bytes(token))
+            sizes = self._sizes[tokens]
+        return sizes
+
     @cached_property
-    def byte_lengths(self) -> Indices | None:
-        """Bytes of each token, int64 by id; None where ids are not the bytes of the text, composed (NFC) at most."""
+    def _sizes(self) -> Indices:
+        """Bytes of each token looked up so far, else -1."""
+        return np.full(self.tokenizer.vocab_size, -1, np.int64)
+
+    @cached_property
+    def _joins_bytes(self) -> bool:
         # No character of the probe changes under NFC; each changes under another normaliser in use.
         probe = "a B\n\n\tä É ß ﬁ ① ½ Ａ ｶ 中文 ``x'' …  y"
         ids = self.tokenizer.encode_batch([probe]).tokens
-        if b"".join(self.tokenizer.token_bytes(int(i)) for i in ids) != probe.encode():
-            return None
-        count = self.tokenizer.vocab_size
-        return np.fromiter((len(self.tokenizer.token_bytes(i)) for i in range(count)), np.int64, count)
+        return b"".join(self.tokenizer.token_bytes(int(i)) for i in ids) == probe.encode()
 
     def _finds_prefix(self) -> bool:
         """Whether only the first text of a document gets a space in front."""

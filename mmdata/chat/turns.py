@@ -91,5 +91,6 @@ def _rebuild(builder: Builder, keep: list[int], joined: dict[int, int]) -> None:
         place[old] = place[target]
     kept = [(part, slot) for part, slot in zip(builder.parts, builder.slots, strict=True) if slot[0] in place]
     builder.messages = messages
+    builder.plain_slots = False
     builder.parts = [part for part, _ in kept]
-    builder.slots = [[place[slot[0]], *slot[1:]] for _, slot in kept]
+    builder.slots = [(place[slot[0]], *slot[1:]) for _, slot in kept]

@@ -272,3 +272,24 @@ def test_the_structure_survives_json() -> None:
     stored = json.loads(json.dumps(document.meta, ensure_ascii=False))
     again = Document(document.path, 0, 1, None, {}, document.parts, meta=stored)
     assert conversation_of(again) == conversation_of(document)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"instruction": "q", "input": "", "output": "a", "id": "1"},
+        {"instruction": "q", "response": "a"},
+        {"question": "q", "answer": "a"},
+        {"prompt": "q", "response": "a"},
+        {"input": "q", "output": "a"},
+        {"instruction": "q", "input": "i", "output": "a"},
+        {"instruction": "q", "output": "a", "history": []},
+    ],
+)
+def test_the_short_way_gives_what_the_general_way_gives(record: dict[str, Any]) -> None:
+    short = parsed(record)
+    # A mapping that names no field of the record takes the general way.
+    general = parsed(record, mapping=[("unused", "tools")])
+    assert (short.parts, short.id) == (general.parts, general.id)
+    assert conversation_of(short) == conversation_of(general)
+    assert json.loads(json.dumps(short.meta)) == json.loads(json.dumps(general.meta))

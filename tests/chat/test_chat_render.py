@@ -76,9 +76,20 @@ def test_plain_text_in_a_chat_run_counts_whole_and_gets_the_end_token(tokenizer:
     assert isinstance(plain, Document)
     batch = rendered(tokenizer, [plain, document(SHAPES["one question"])], eod_id=1)
     n = int(batch.lengths[0])
-    assert batch.spans[:2].tolist() == [1, n - 1] and int(batch.tokens[n - 1]) == 1
+    assert batch.spans[:2].tolist() == [1, n] and int(batch.tokens[n - 1]) == 1
     assert tokenizer.decode(batch.tokens[: n - 1]) == "some <|im_end|> text"
     assert texts(tokenizer, batch)[1].endswith("Hi there.<|im_end|>\n")
+    alone = ChatRenderer(tokenizer, ChatOptions(eod_id=1), conversations=False).render_documents([plain])
+    assert alone.tokens.tolist() == batch.tokens[:n].tolist() and alone.spans.tolist() == [1, n]
+
+
+def test_plain_text_of_no_token_is_dropped_and_of_one_token_kept(tokenizer: LoadedTokenizer) -> None:
+    documents = [chat_parser()({"text": text}, "in.jsonl", 0, 1) for text in ("", "a", "")]
+    for eod, spans in ((None, []), (1, [1, 2])):
+        renderer = ChatRenderer(tokenizer, ChatOptions(eod_id=eod), conversations=False)
+        batch = renderer.render_documents([d for d in documents if isinstance(d, Document)])
+        assert batch.kept.tolist() == [1] and batch.spans.tolist() == spans
+        assert [drop.reason for drop in batch.drops] == ["empty", "empty"]
 
 
 def test_a_forced_end_token_ends_conversations_and_does_not_count(tokenizer: LoadedTokenizer) -> None:
