@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdata.chat.render import render_chat as render_chat
     from mmdata.convert import convert as convert
     from mmdata.dedup import decontaminate as decontaminate
     from mmdata.dedup import dedup as dedup
@@ -41,6 +42,7 @@ _HOMES = {
     "decontaminate": "mmdata.dedup",
     "dedup": "mmdata.dedup",
     "load_tokenizer": "mmdata.tokenizer",
+    "render_chat": "mmdata.chat.render",
     "sample": "mmdata.dedup",
 }
 
