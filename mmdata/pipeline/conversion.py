@@ -31,6 +31,7 @@ from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.outputs import OutputPlan, PublishedShard
+from mmdata.pipeline.pai import PaiPlan, pai_plan, write_pai
 from mmdata.pipeline.places import changed_inputs, check_places, outputs_of, remove_stale
 from mmdata.pipeline.stages import chat_options, dedup_runner, recipe_of, record_options, warm_up
 from mmdata.pipeline.work import Stages
@@ -87,6 +88,7 @@ class Conversion:
         self._notices: list[str] = []
         self._tokenizer = self._load_tokenizer(tokenizer)
         self._chat: ChatOptions | None = chat_options(options, self._records, self._tokenizer)
+        self._pai = self._pai_plan()
         self._found = stat_inputs(self._inputs)
         names = [source.path for source in self._inputs]
         self._dedup = dedup_runner(options, Path(self._work_dir), run.memory, names, self._batch_name())
@@ -189,17 +191,28 @@ class Conversion:
                 raise
             return Ledger(self._work_dir, fingerprint, start_over=True)
 
+    def _pai_plan(self) -> PaiPlan | None:
+        options = self._options
+        if options.sft_layout != "pai":
+            return None
+        if self._chat is None or self._by_order:
+            raise UsageError("--sft-layout pai needs chat records (--format) and no --split-by order")
+        return pai_plan(options.max_length, self._tokenizer, options.seed)
+
     def _plan(self) -> OutputPlan:
         options = self._options
-        # Contiguous ranges need the number of documents, so that split is cut from one whole shard at the end.
-        whole = os.path.join(self._work_dir, "whole", os.path.basename(self._prefix))
-        prefix = whole if self._by_order else self._prefix
+        # Contiguous ranges and packed rows need all documents first: they are made of whole shards at the end.
+        prefix = self._whole if self._by_order or self._pai else self._prefix
         return OutputPlan(
             prefix=prefix, work_dir=self._work_dir, keys=options.json_keys, dtype=self._dtype(),
             vocab_size=self._tokenizer.vocab_size, split=None if self._by_order else options.split,
             seed=options.seed, max_tokens=options.max_tokens_per_shard, overwrite=True,
             sidecars=("origin",) if self._records.format == "text" else ("origin", "loss_spans"),
         )  # fmt: skip
+
+    @property
+    def _whole(self) -> str:
+        return os.path.join(self._work_dir, "whole", os.path.basename(self._prefix))
 
     @property
     def _by_order(self) -> bool:
@@ -247,11 +260,14 @@ class Conversion:
         )
         if self._by_order:
             shards = [part for shard in shards for part in self._cut_in_order(shard)]
+        elif self._pai is not None:
+            shards = [write_pai(one, self._prefix + one.prefix[len(self._whole) :], self._pai) for one in shards]
         stages = {} if consumed.dedup is None else {"dedup": consumed.dedup}
         report = self._facts.report(consumed.tally, facts, shards, stages)
         write_durably(f"{self._prefix}_report.json", canonical_json(report.data, indent=2) + b"\n")
         write_durably(f"{self._prefix}_report.html", render_page(report.data).encode("utf-8"))
-        remove_stale(earlier, [*_files_of(shards, consumed), *(self._prefix + ending for ending in _WRITTEN)])
+        files = _files_of(shards, self._pai is None, bool(chat.get("conversations")))
+        remove_stale(earlier, [*files, *(self._prefix + ending for ending in _WRITTEN)])
         if self._dedup is not None:
             self._dedup.add_to_index()
         return report
@@ -274,10 +290,12 @@ class Conversion:
                 path.unlink(missing_ok=True)
 
 
-def _files_of(shards: list[PublishedShard], consumed: Consumed) -> list[str]:
+def _files_of(shards: list[PublishedShard], sidecars: bool, spans: bool) -> list[str]:
     """Every file of the shards, for telling them from an earlier run's."""
-    endings = [".bin", ".idx", ".json", "_origin.bin", "_origin.idx"]
-    if consumed.tally.counters.get("chat.conversations"):
+    endings = [".bin", ".idx", ".json"]
+    if sidecars:
+        endings += ["_origin.bin", "_origin.idx"]
+    if sidecars and spans:
         endings += ["_loss_spans.bin", "_loss_spans.idx"]
     return [shard.prefix + ending for shard in shards for ending in endings]
 

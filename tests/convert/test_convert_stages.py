@@ -187,3 +187,40 @@ def test_plain_records_alone_get_no_spans(corpus: Path, tokenizer_folder: Path, 
     for ending in (".bin", ".idx"):
         pair = [(tmp_path / f"{name}_text_document{ending}").read_bytes() for name in ("out", "text")]
         assert pair[0] == pair[1]
+
+
+@pytest.mark.parametrize("split", [None, "1,1"])
+def test_the_pai_layout_holds_every_counted_token_once(
+    tokenizer_folder: Path, tmp_path: Path, split: str | None
+) -> None:
+    source = tmp_path / "chat.jsonl"
+    records = [{"instruction": f"question {n} " * (1 + n % 5), "output": f"answer {n}!"} for n in range(40)]
+    source.write_text("\n".join(json.dumps(record) for record in records) + "\n", encoding="utf-8")
+    options: dict[str, Any] = {
+        "recipe": "none", "dedup": "none", "chat_template": "chatml", "max_length": 128, "split": split,
+    }  # fmt: skip
+    spans = mmdata.convert(source, tmp_path / "spans", tokenizer_folder, **options)
+    pai = mmdata.convert(source, tmp_path / "pai", tokenizer_folder, **options, sft_layout="pai")
+    counted, labelled, ends, sequences = [], [], 0, 0
+    for prefix in spans.shards:
+        dataset = mmdata.IndexedDataset(prefix)
+        sequences += len(dataset)
+        for number in range(len(dataset)):
+            counted += [t for a, b in dataset.loss_spans(number) for t in dataset[number][a:b].tolist()]
+    for prefix in pai.shards:
+        dataset = mmdata.IndexedDataset(prefix)
+        assert dataset.dtype.name == "int32" and mmdata.verify_shard(prefix, deep=True).ok
+        assert dataset.manifest is not None and dataset.manifest.layout == "pai"
+        for row in dataset:
+            assert len(row) == 256
+            labelled += [label for label in row[128:].tolist() if label != -100]
+            ends += int((row[:128] < 0).sum())
+    assert sorted(labelled) == sorted(counted) != []
+    assert ends == sequences == 40
+
+
+def test_the_pai_layout_needs_a_row_length(tokenizer_folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "chat.jsonl"
+    source.write_text('{"instruction": "a", "output": "b"}\n', encoding="utf-8")
+    with pytest.raises(UsageError, match="--max-length"):
+        mmdata.convert(source, tmp_path / "o", tokenizer_folder, chat_template="chatml", sft_layout="pai")
