@@ -116,10 +116,9 @@ class SetOpener:
         where: dict[str, Any] = {"split": options.split, "subset": options.subset, "cache_dir": options.cache_dir}
         if use.mode == "packed":
             return PackedSamples(group, length, use.segments[0], seed, **where)
-        resets: dict[str, Any] = {"reset_positions": options.reset_positions, "reset_attention": options.reset_attention}
+        where_gpt = where | {"reset_positions": options.reset_positions, "reset_attention": options.reset_attention}
         parts = [
-            GPTSamples(group, length, count, seed + number, **where, **resets)
-            for number, count in enumerate(use.segments)
+            GPTSamples(group, length, count, seed + number, **where_gpt) for number, count in enumerate(use.segments)
         ]
         return parts[0] if len(parts) == 1 else ChainedSamples(parts)
 

@@ -81,20 +81,35 @@ def walk(lengths: Any, documents: Any, seq_length: int, extra: int, index: Any) 
 
 @kernel
 def blend(weights: Any, dataset_index: Any, sample_index: Any) -> None:
-    """Give each draw to the set that is farthest behind its share; the first of equals wins."""
-    # Counts are kept as floats, exact up to 2^53 draws, to save a conversion for each set and draw.
-    taken = np.zeros(len(weights), dtype=np.float64)
+    """Give each draw to the set that is farthest behind its share; the first of equals wins.
+
+    Both halves of the sets are searched at once, since each comparison waits for the one before it. Counts are floats,
+    exact up to 2^53 draws; a set added to make the halves even is infinitely far ahead.
+    """
+    count = len(weights)
+    half = (count + 1) // 2
+    shares = np.zeros(2 * half, dtype=np.float64)
+    shares[:count] = weights
+    taken = np.full(2 * half, np.inf)
+    taken[:count] = 0.0
+    low_shares, high_shares, low_taken, high_taken = shares[:half], shares[half:], taken[:half], taken[half:]
+    scale = 1.0
     for draw in range(len(dataset_index)):
-        scale = float(max(draw, 1))
-        best = 0
-        worst = weights[0] * scale - taken[0]
-        for number in range(1, len(weights)):
-            behind = weights[number] * scale - taken[number]
-            best = number if behind > worst else best
-            worst = behind if behind > worst else worst
+        low, high = 0, 0
+        low_worst = low_shares[0] * scale - low_taken[0]
+        high_worst = high_shares[0] * scale - high_taken[0]
+        for number in range(1, half):
+            behind = low_shares[number] * scale - low_taken[number]
+            low = number if behind > low_worst else low
+            low_worst = behind if behind > low_worst else low_worst
+            behind = high_shares[number] * scale - high_taken[number]
+            high = number if behind > high_worst else high
+            high_worst = behind if behind > high_worst else high_worst
+        best = half + high if high_worst > low_worst else low
         dataset_index[draw] = best
         sample_index[draw] = np.int64(taken[best])
         taken[best] += 1.0
+        scale = 1.0 if draw == 0 else scale + 1.0
 
 
 @kernel

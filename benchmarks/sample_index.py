@@ -1,0 +1,195 @@
+"""Times index building, blending, batch filling and cached start beside megatron-core in one run.
+
+    python benchmarks/sample_index.py [--documents 10000000] [--only index,blend,fill,start]
+
+Times are process CPU seconds of one core; memory is growth of the peak resident set in a process of its own. The last
+column is Megatron's time over ours. Builds about 300 MB of shards in a temporary folder for the last two tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+warnings.simplefilter("ignore")
+SEQ_LENGTH = 4096
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.process_time()
+    result = action()
+    return time.process_time() - start, result
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def lengths_of(documents: int) -> np.ndarray:
+    """Unaligned, as lengths lie in an index file."""
+    raw = np.empty(2 + 4 * documents, np.uint8)
+    view = raw[2:].view(np.int32)
+    view[:] = np.random.RandomState(0).randint(1, 1000, size=documents)
+    return view
+
+
+def build_ours(documents: int, results: Any) -> None:
+    from mmdata.samples.order import Cut, document_index, plan_epochs, sample_index, shuffle_index
+
+    cut = Cut(SEQ_LENGTH)
+
+    def build(lengths: np.ndarray) -> dict[str, float]:
+        plan = plan_epochs(int(lengths.sum(dtype=np.int64)), None, cut)
+        rng = np.random.RandomState(1234)
+        shuffle, found = timed(lambda: document_index(range(len(lengths)), plan, rng))
+        walk, samples = timed(lambda: sample_index(lengths, found, plan, cut))
+        rest, order = timed(lambda: shuffle_index(plan, rng))
+        checksum = int(samples.sum(dtype=np.int64)) ^ int(found[::1000].sum(dtype=np.int64)) ^ int(order[:1000].sum())
+        return {"documents": shuffle, "samples": walk, "order": rest, "sum": checksum}
+
+    lengths = lengths_of(documents)
+    build(lengths[:1000])
+    before = peak_mib()
+    found = build(lengths)
+    results.put(found | {"mib": peak_mib() - before})
+
+
+def build_megatrons(documents: int, results: Any) -> None:
+    from megatron.core.datasets import helpers
+    from megatron.core.datasets.gpt_dataset import _build_document_index, _build_shuffle_index
+
+    def build(lengths: np.ndarray) -> dict[str, float]:
+        tokens = int(lengths.sum(dtype=np.int64))
+        rng = np.random.RandomState(1234)
+        numbers = np.arange(len(lengths), dtype=np.int32)
+        shuffle, found = timed(lambda: _build_document_index(numbers, 1, rng, False))
+        walk, samples = timed(
+            lambda: helpers.build_sample_idx(lengths.copy(), found, SEQ_LENGTH, 1, tokens, True, True)
+        )
+        rest, order = timed(lambda: _build_shuffle_index(len(samples) - 1, len(samples) - 1, rng))
+        checksum = int(samples.sum(dtype=np.int64)) ^ int(found[::1000].sum(dtype=np.int64)) ^ int(order[:1000].sum())
+        return {"documents": shuffle, "samples": walk, "order": rest, "sum": checksum}
+
+    lengths = lengths_of(documents)
+    build(lengths[:1000])
+    before = peak_mib()
+    found = build(lengths)
+    results.put(found | {"mib": peak_mib() - before})
+
+
+def in_own_process(function: Callable[..., None], *arguments: Any) -> dict[str, float]:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=function, args=(*arguments, results))
+    process.start()
+    found: dict[str, float] = results.get(timeout=600)
+    process.join()
+    return found
+
+
+def index_table(documents: int) -> None:
+    ours = in_own_process(build_ours, documents)
+    theirs = in_own_process(build_megatrons, documents)
+    assert ours.pop("sum") == theirs.pop("sum"), "the indices differ"
+    print(f"index of {documents:,} documents (mean 500 tokens), sequence {SEQ_LENGTH}")
+    for name in ("documents", "samples", "order"):
+        print(f"  {name:10} {ours[name]:8.3f} s  megatron {theirs[name]:8.3f} s  {theirs[name] / ours[name]:5.2f} x")
+    total = [sum(found[name] for name in ("documents", "samples", "order")) for found in (ours, theirs)]
+    print(f"  {'all':10} {total[0]:8.3f} s  megatron {total[1]:8.3f} s  {total[1] / total[0]:5.2f} x")
+    print(f"  memory     {ours['mib']:+8.0f} MiB megatron {theirs['mib']:+8.0f} MiB")
+
+
+def blend_table(draws: int) -> None:
+    from megatron.core.datasets import helpers
+
+    from mmdata.samples.order import blend_index
+
+    print(f"blend index of {draws:,} samples")
+    for sets in (2, 10, 100):
+        weights = np.random.RandomState(sets).random_sample(sets)
+        weights /= weights.sum()
+        blend_index(weights, 10)
+        ours, mine = min((timed(lambda w=weights: blend_index(w, draws)) for _ in range(3)), key=lambda pair: pair[0])
+        arrays = np.zeros(draws, np.int16), np.zeros(draws, np.int64)
+        theirs = min(
+            timed(lambda w=weights, n=sets, a=arrays: helpers.build_blending_indices(*a, w.tolist(), n, draws, False))[
+                0
+            ]
+            for _ in range(3)
+        )
+        assert np.array_equal(mine[0], arrays[0]) and np.array_equal(mine[1], arrays[1])
+        print(f"  {sets:4} sets  {ours:8.3f} s  megatron {theirs:8.3f} s  {theirs / ours:5.2f} x")
+
+
+def fill_table(folder: Path) -> None:
+    from mmdata.indexed.writer import ShardWriter
+    from mmdata.samples import GPTSamples
+
+    print(f"samples of {SEQ_LENGTH} tokens copied into a preallocated batch of 64, warm pages")
+    for vocab_size, mean in ((50_000, 500), (50_000, 20_000), (150_000, 500), (150_000, 20_000)):
+        rng = np.random.RandomState(0)
+        lengths = rng.randint(1, 2 * mean, size=20_000_000 // mean)
+        with ShardWriter(str(folder / f"s{vocab_size}_{mean}"), vocab_size=vocab_size) as writer:
+            writer.add_documents(rng.randint(0, vocab_size, size=int(lengths.sum())), lengths)
+        samples = GPTSamples(str(folder / f"s{vocab_size}_{mean}"), SEQ_LENGTH, None)
+        out = np.zeros((64, SEQ_LENGTH + 1), samples.group.dtype)
+        batches = [np.arange(start, start + 64) % len(samples) for start in range(0, len(samples), 64)]
+        best = 0.0
+        for _ in range(5):
+            spent, _ = timed(lambda b=batches, s=samples, o=out: [s.fill(indices, o) for indices in b])
+            best = max(best, 64 * len(batches) / spent)
+        print(f"  {samples.group.dtype.name:6} documents of {mean:6,} tokens: {best:9,.0f} samples/s a core")
+
+
+def start_table(folder: Path, shards: int) -> None:
+    from mmdata.indexed.writer import ShardWriter
+    from mmdata.samples.entries import resolve
+    from mmdata.samples.mix import start_mix
+    from mmdata.samples.mix_plan import MixOptions
+
+    rng = np.random.RandomState(0)
+    entries = []
+    for number in range(shards):
+        prefix = str(folder / f"part{number:04}")
+        lengths = rng.randint(1, 200, size=2000)
+        with ShardWriter(prefix, vocab_size=50_000) as writer:
+            writer.add_documents(rng.randint(0, 50_000, size=int(lengths.sum())), lengths)
+        entries.append(resolve(prefix, 1.0 + number % 7))
+    options = MixOptions(SEQ_LENGTH, cache_dir=folder / "cache")
+    print(f"blend of {shards} shards of 2,000 documents, 1 M samples: open, build or map, first sample")
+    for name in ("built", "cached"):
+        begin = time.perf_counter()
+        spent, _ = timed(lambda: start_mix(entries, 1_000_000, options).samples[0])
+        print(f"  {name:7} {spent:6.2f} s CPU, {time.perf_counter() - begin:6.2f} s wall")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=10_000_000)
+    parser.add_argument("--draws", type=int, default=10_000_000)
+    parser.add_argument("--shards", type=int, default=500)
+    parser.add_argument("--only", default="index,blend,fill,start")
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    if "index" in chosen:
+        index_table(options.documents)
+    if "blend" in chosen:
+        blend_table(options.draws)
+    with tempfile.TemporaryDirectory() as folder:
+        if "fill" in chosen:
+            fill_table(Path(folder))
+        if "start" in chosen:
+            start_table(Path(folder), options.shards)
+
+
+if __name__ == "__main__":
+    main()
