@@ -16,8 +16,8 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
     """The rate of step `step` (0-based) of `total_steps`.
 
     Warm-up is linear and reaches `lr` at its last step. Then: cosine or linear down, towards `min_lr` one step after
-    the last; wsd keeps `lr` and falls linearly over the last `decay_ratio` of all steps; constant keeps it. So no step is
-    lost on a rate of 0 at either end.
+    the last; wsd keeps `lr` and falls linearly over the last `decay_ratio` of all steps; constant keeps it. So no step
+    is lost on a rate of 0 at either end.
     """
     warmup = warmup_steps(config, total_steps)
     if step < warmup:

@@ -18,6 +18,7 @@ from mmdata_train.config import ParallelConfig, TrainingConfig
 from mmdata_train.mesh import Mesh
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
+from mmdata_train.overlap import set_overlap
 from mmdata_train.recompute import recompute_layer
 from mmdata_train.schedules import SCHEDULES, split_layers, stages_of_rank
 from mmdata_train.slices import TENSOR_AXIS
@@ -132,6 +133,8 @@ def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, trainin
         # Both are needed: a factor alone selects a reduction gloo does not have.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+    layers = [layer for layer in part.decoder_layers() if isinstance(layer, FSDPModule)]
+    set_overlap(list(fsdp_modules(part)), layers, overlap=parallel.overlap, gathers=reshard)
 
 
 def fsdp_modules(part: nn.Module) -> Iterator[FSDPModule]:

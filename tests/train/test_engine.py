@@ -104,6 +104,30 @@ def test_zero_stages_hold_what_they_say(zero_stage: int, two: RankPool) -> None:
     assert held["gathered"] == pytest.approx(gathered, rel=0.02)
 
 
+def gathered_ahead(overlap: bool) -> int:
+    """All-gathers of a step that begin before the pass of their own layer does, from a profiler trace."""
+    cell = Cell(data=2, zero_stage=3)
+    engine = make_engine(cell, {"overlap": overlap})
+    engine.train_step(own_rows(engine, cell, 0), 0)
+    with torch.profiler.profile() as trace:
+        engine.train_step(own_rows(engine, cell, 1), 1)
+    wanted: set[str] = set()
+    ahead = 0
+    for event in sorted(trace.events(), key=lambda event: event.time_range.start):
+        kind, _, module = event.name.partition(" (")
+        if kind in ("FSDP::pre_forward", "FSDP::pre_backward"):
+            wanted = {module}
+        elif kind == "FSDP::all_gather" and "layers" in module and module not in wanted:
+            ahead += 1
+    return ahead
+
+
+def test_overlap_gathers_ahead_and_its_absence_does_not(two: RankPool) -> None:
+    layers, micro_batches = 4, 2
+    assert two.run(gathered_ahead, True)[0] >= micro_batches * (layers - 1)
+    assert two.run(gathered_ahead, False)[0] == 0
+
+
 def mismatches(cell: Cell) -> list[str]:
     """Weights of this layout that are not the slice of the one whole model the seed stands for."""
     from mmdata_train.slices import local_slices
@@ -130,8 +154,9 @@ def test_initial_weights_are_the_same_model_in_every_layout(cell: Cell, ranks: R
     [
         ({"shard_size": 2}, {}),
         ({"cpu_offload": True}, {}),
+        ({"overlap": False}, {}),
     ],
-    ids=["hybrid-shards", "cpu-offload"],
+    ids=["hybrid-shards", "cpu-offload", "no-overlap"],
 )
 def test_option_does_not_change_the_training(
     parallel: dict[str, Any], training: dict[str, Any], ranks: RankPool, one: RankPool
