@@ -35,6 +35,7 @@ class RunFacts:
     chat_template: str | None = None
     started: float = field(default_factory=time.time)
     notices: list[str] = field(default_factory=list)
+    setup_seconds: float = 0.0
 
     def manifest(self, key: str, tally: Tally, inputs: Sequence[InputFacts]) -> Manifest:
         """The manifest of the shards of one JSON key, to be completed with what was written."""
@@ -81,7 +82,8 @@ class RunFacts:
             "version": self.version, "workers": self.workers, "executor": self.executor,
             "engine": self.tokenizer.engine, "tokenizer": absolute_place(self.where),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
-            "seconds": round(seconds, 3), "mb_per_second": round(tally.text_bytes / 1e6 / max(seconds, 1e-9), 2),
+            "seconds": round(seconds, 3), "setup_seconds": round(self.setup_seconds, 3),
+            "mb_per_second": round(tally.text_bytes / 1e6 / max(seconds, 1e-9), 2),
             "input_bytes": total_bytes(self.inputs), "output_prefix": os.path.abspath(self.prefix),
             "inputs": [os.path.abspath(source.path) for source in self.inputs], "notices": self.notices,
         }  # fmt: skip

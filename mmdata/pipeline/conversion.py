@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class Conversion:
     def __init__(
         self, arguments: list[Any], prefix: str, tokenizer: Any, options: ConvertOptions, run: RunOptions
     ) -> None:
+        started = time.time()
         self._prefix, self._options, self._run = prefix, options, run
         self._work_dir = prefix + ".work"
         executor = make_executor(run.executor, run.workers, run.shard)
@@ -95,7 +97,7 @@ class Conversion:
         self._facts = RunFacts(
             self._inputs, prefix, options, tokenizer, self._tokenizer, _version(), executor.workers, run.executor,
             None if self._recipe is None else [[step.name, step.parameters] for step in self._recipe.steps],
-            notices=self._notices,
+            started=started, notices=self._notices,
         )  # fmt: skip
 
     def execute(self) -> RunReport:
@@ -231,6 +233,7 @@ class Conversion:
         stages = Stages(self._records, encode, self._tokenizer, self._recipe, self._chat)
         source = Source(self._inputs, self._read, RejectPolicy(options.on_error == "fail", options.max_rejects))
         warm_up(stages, self._dedup, self._say)
+        self._facts.setup_seconds = time.time() - self._facts.started
         if self._dedup is None:
             encode_inputs(source, stages, consumed, tools)
         else:
