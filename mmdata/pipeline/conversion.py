@@ -22,7 +22,15 @@ from mmdata.chat.render import ChatOptions, thinking_note
 from mmdata.chat.templates import load_template
 from mmdata.clean.recipe import Recipe
 from mmdata.encode import EncodeOptions
-from mmdata.errors import InputChangedError, InputError, LedgerDamagedError, LedgerMismatchError, UsageError
+from mmdata.errors import (
+    InputChangedError,
+    LedgerDamagedError,
+    LedgerMismatchError,
+    MMDataError,
+    OutputError,
+    RunError,
+    UsageError,
+)
 from mmdata.indexed.durable import write_durably
 from mmdata.indexed.layout import dtype_for_vocabulary
 from mmdata.indexed.manifest import canonical_json
@@ -113,8 +121,8 @@ class Conversion:
                 report = self._publish(consumed, progress, hashes)
             except BaseException as error:
                 consumed.suspend()
-                if isinstance(error, (InputError, UsageError)):
-                    self._forget()
+                if isinstance(error, MMDataError) and not isinstance(error, (OutputError, RunError)):
+                    self._forget()  # what failed is in the inputs or options: the next run has others
                 raise
             finally:
                 progress.close()
@@ -230,7 +238,7 @@ class Conversion:
         options = self._options
         eod_id = self._tokenizer.eod_id if options.append_eod and self._tokenizer.eod is not None else None
         encode = EncodeOptions(self._dtype(), options.json_keys, eod_id is not None, eod_id)
-        stages = Stages(self._records, encode, self._tokenizer, self._recipe, self._chat)
+        stages = Stages(self._records, encode, self._tokenizer, self._recipe, self._chat, options.turn_order)
         source = Source(self._inputs, self._read, RejectPolicy(options.on_error == "fail", options.max_rejects))
         warm_up(stages, self._dedup, self._say)
         self._facts.setup_seconds = time.time() - self._facts.started
@@ -285,7 +293,7 @@ class Conversion:
         ]
 
     def _forget(self) -> None:
-        """Remove what an input's fault made useless: the next run has other inputs or options."""
+        """Remove what the unfinished run left."""
         for path in Path(self._work_dir).iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

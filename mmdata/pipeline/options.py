@@ -25,7 +25,8 @@ class ConvertOptions:
 
     split: three non-negative shares such as `969,30,1`, or None for one shard. max_tokens_per_shard: tokens after
     which a new shard begins, at a document's end. max_rejects: a count (`10`) or a share (`2%`) of rejected records
-    beyond which the run fails. memory: bytes deduplication may use for sorting.
+    beyond which the run fails. turn_order: what happens to conversations whose roles are out of order. chat_date: what
+    templates that ask for today's date are told, as 2026-01-31.
     """
 
     recipe: str = "auto"
@@ -39,6 +40,9 @@ class ConvertOptions:
     chat_template: str = "auto"
     train_on: Literal["assistant", "last", "all"] = "assistant"
     thinking: Literal["keep", "strip", "empty"] = "keep"
+    count_empty_thinking: bool = False
+    turn_order: Literal["reject", "repair"] = "reject"
+    chat_date: str | None = None
     max_length: int | None = None
     too_long: TooLong = "error"
     sft_layout: Literal["spans", "pai"] = "spans"
@@ -96,6 +100,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dedup": ("none", "exact", "minhash"),
     "train_on": ("assistant", "last", "all"),
     "thinking": ("keep", "strip", "empty"),
+    "turn_order": ("reject", "repair"),
     "too_long": ("drop", "truncate-left", "truncate-right", "split-turns", "error"),
     "sft_layout": ("spans", "pai"),
     "txt_document": ("file", "line", "blank-line"),

@@ -51,7 +51,8 @@ def chat_options(options: ConvertOptions, records: RecordOptions, tokenizer: Tok
         return None
     return ChatOptions(
         template=options.chat_template, train_on=options.train_on, max_length=options.max_length,
-        too_long=options.too_long, thinking=options.thinking,
+        too_long=options.too_long, thinking=options.thinking, date=options.chat_date,
+        count_empty_thinking=options.count_empty_thinking,
         eod_id=tokenizer.eod_id if options.append_eod and tokenizer.eod is not None else None,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mmdata.chat.formats import chat_parser
 from mmdata.chat.render import ChatOptions, ChatRenderer
+from mmdata.chat.turns import TurnPolicy
 from mmdata.clean.recipe import Recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.encode import EncodeOptions, KeyTokens, encode_documents
@@ -61,7 +62,7 @@ class Stages:
     """Everything a worker needs, small to pickle: the tokenizer travels as its path and fingerprint.
 
     recipe: None cleans nothing. chat: None takes every record as plain text; else records of `records.format` are
-    rendered. spans: documents get loss spans even where they are plain text.
+    rendered. turn_order: what happens to conversations whose roles are out of order.
     """
 
     records: RecordOptions
@@ -69,6 +70,7 @@ class Stages:
     tokenizer: Tokenizer
     recipe: Recipe | None = None
     chat: ChatOptions | None = None
+    turn_order: TurnPolicy = "reject"
 
 
 def build_encoder(stages: Stages) -> Callable[[Block], BlockResult]:
@@ -99,7 +101,7 @@ class Preparer:
         if stages.chat is not None:
             key = stages.records.keys[0]
             mapping = stages.records.mapping if key == "text" else (*stages.records.mapping, (key, "text"))
-            self._parse = chat_parser(stages.records.format, mapping)
+            self._parse = chat_parser(stages.records.format, mapping, stages.turn_order)
         self._cleaner = None
         if stages.recipe is not None and stages.recipe.steps:
             from mmdata.clean.pipeline import Cleaner
