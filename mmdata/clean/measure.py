@@ -60,13 +60,13 @@ def decode(data: Any, i: int) -> tuple[int, int]:
 
 
 @kernel
-def extend_run(data: Any, i: int, value: Any, lookup: Any, row: Any) -> tuple[Any, int, int, int, int]:
-    """Continue a word at byte i with letters of any script.
+def extend_run(data: Any, i: int, value: Any, category: int, lookup: Any, row: Any) -> tuple[Any, int, int, int, int]:
+    """Continue a word at byte i with letters of any script; category: ftfy's, of the character before.
 
     Returns the hash, the end, the numbers of characters beyond ASCII and of ASCII ones, and the last ftfy category.
     """
     table, pairs = lookup[0], lookup[1]
-    beyond, plain, category = 0, 0, 0
+    beyond, plain = 0, 0
     while True:
         code, size = decode(data, i)
         info = np.int64(table[code]) if code < 65536 else astral_info(code)
@@ -163,10 +163,11 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
                 at += ONE
                 part = WORD_BYTES[data[at]]
             end = np.int64(at)
-            chars, category = end - i, 0
+            chars = end - i
+            category = category if chars == 0 else 0
             plain += chars
             if data[end] >= 0xC2:
-                word, end, beyond, more, category = extend_run(data, end, word, lookup, row)
+                word, end, beyond, more, category = extend_run(data, end, word, category, lookup, row)
                 chars, plain, shape = chars + beyond + more, plain + more, shape | (1 if beyond else 0)
             words[count], lengths[count] = h.mix(word), chars
             shapes[shape + (16 if chars >= 4 else 0)] += 1
