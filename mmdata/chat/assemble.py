@@ -98,11 +98,10 @@ def assemble(encoder: StretchEncoder, jobs: Sequence[Job]) -> Sequences:
         return Sequences.concatenate([])
     texts: list[str] = []
     for program, values in jobs:
-        for number, plan in enumerate(program.plan):
-            if plan is None:
-                texts.append(program.stretches[number].text(values))
-            else:
-                texts.append(plan[0] + values[plan[1]] + plan[2])
+        if program.plan is None:
+            texts += [stretch.text(values) for stretch in program.stretches]
+        else:
+            texts += [prefix + values[slot] + suffix for prefix, slot, suffix in program.plan]
     table = _Table(jobs)
     later, _ = table.gather("later")
     batch = encoder.encode(texts, later)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
+
 from mmdata.document import Document, Part
 from mmdata.errors import ChatRecordError
 
@@ -110,7 +112,7 @@ class Builder:
         """Tool definitions, as a list or as JSON text, in OpenAI's form `{"type": "function", "function": {...}}`."""
         if isinstance(tools, str):
             try:
-                tools = json.loads(tools) if tools.strip() else None
+                tools = _parsed(tools) if tools.strip() else None
             except ValueError:
                 raise Fault("bad-tool-call", "tools is a text but not JSON") from None
         if tools is None or tools == []:
@@ -140,10 +142,18 @@ def _call(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
     return made
 
 
+def _parsed(text: str) -> Any:
+    """The JSON value in `text`, also where only Python reads it (long integers, NaN). Raises ValueError."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return json.loads(text)
+
+
 def calls_of_text(text: str) -> list[dict[str, Any]] | None:
     """The calls in a JSON text: one object with name and arguments, or a list of them; None when it is neither."""
     try:
-        value = json.loads(text)
+        value = _parsed(text)
     except ValueError:
         return None
     calls = []
@@ -159,7 +169,7 @@ def calls_of_text(text: str) -> list[dict[str, Any]] | None:
 def parsed_object(text: str) -> dict[str, Any] | None:
     """The JSON object in `text`, or None."""
     try:
-        value = json.loads(text)
+        value = _parsed(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -16,7 +16,7 @@ import numpy as np
 from mmdata.chat.segments import Data, Literal
 from mmdata.chat.spans import Atom, Position
 from mmdata.chat.stretches import StretchEncoder
-from mmdata.chat.tracer import Step, instructions
+from mmdata.chat.tracer import Step, for_texts, instructions
 
 Part = int | str
 
@@ -72,21 +72,24 @@ class Edge:
 class Program:
     """What one shape of record becomes.
 
-    code: how to get the slots of a record. stretches: the texts to encode, in order; plan, later: the same for a batch
-    (how to join each, whether text stands before it). item_lengths: int64, the number of tokens of each item, -1 for
-    a stretch. fixed: int32, the ids of all fixed items. edges: start, end, start, ... of the counted ranges;
-    edge_items, edge_tokens: the same as int64; inner_edges, inner_stretches, inner_sizes: int64, which of them lie
-    inside a stretch, which one, and how many bytes into it (-1: depends on the record). empty_blocks: empty thinking
-    blocks rendered. text_parts: the string the template rendered. reusable: whether another record may replay it.
-    replays: how often one was compared with the template.
+    code: how to get the slots of a record; text_code: from the contents alone, where that is enough. stretches: the
+    texts to encode, in order; plan: the same as (prefix, slot, suffix) where all are so simple; later: whether text
+    stands before each. item_lengths: int64, the number of tokens of each item, -1 for a stretch. fixed: int32, the ids
+    of all fixed items. edges: start, end, start, ... of the counted ranges; edge_items, edge_tokens: the same as int64;
+    inner_edges, inner_stretches, inner_sizes: int64, which of them lie inside a stretch, which one, and how many bytes
+    into it (-1: depends on the record). empty_blocks: empty thinking blocks rendered. text_parts: the string the
+    template rendered. reusable: whether another record may replay it. replays: how often one was compared with the
+    template.
     """
 
     def __init__(
         self, steps: Sequence[Step], items: Items, text_parts: tuple[Part, ...], empty_blocks: int, reusable: bool
     ) -> None:
         self.code = instructions(steps)
+        self.text_code = for_texts(self.code)
         self.stretches = tuple(items.stretches)
-        self.plan = tuple(stretch.plan() for stretch in items.stretches)
+        plans = [stretch.plan() for stretch in items.stretches]
+        self.plan = None if None in plans else tuple(plan for plan in plans if plan is not None)
         self.later = np.array([stretch.later for stretch in items.stretches], bool)
         self.item_lengths = np.array(items.lengths, np.int64)
         self.fixed = np.array(items.fixed, np.int32)

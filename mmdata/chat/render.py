@@ -17,7 +17,7 @@ import jinja2
 import numpy as np
 
 from mmdata.chat.assemble import Sequences, assemble
-from mmdata.chat.conversation import conversation_of
+from mmdata.chat.conversation import SIMPLE, conversation_of
 from mmdata.chat.fit import TOO_LONG, TooLong, exchanges, truncate
 from mmdata.chat.program import Program, plain_program
 from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
@@ -163,6 +163,12 @@ class ChatRenderer:
         if "chat" not in document.meta:
             return self._plain, [document.text], "plain"
         try:
+            if document.meta["chat"] == SIMPLE:
+                texts = [part.text for part in document.parts]
+                if not any(["</think>" in text for text in texts]):
+                    roles = tuple([part.role for part in document.parts])
+                    program, values = self._programs.find_simple(roles, texts)
+                    return program, values, "empty" if program.empty_blocks else "without"
             messages, tools = conversation_of(document)
             messages, kind = prepare(messages, self.options.thinking, self.template)
             program, values = self._programs.find(messages, tools)

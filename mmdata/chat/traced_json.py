@@ -164,8 +164,7 @@ def to_json(value: Any, **options: Any) -> Any:
         return json.dumps(value, **options)
     name = ("json", tuple(sorted((key, repr(option)) for key, option in options.items())))
 
-    def dump(raw: Any) -> str:
-        return json.dumps(raw, **options)
+    dump = json.JSONEncoder(**options).encode
 
     if isinstance(value, (_Traced, TracedStr)):
         owner_slot = value._slot()

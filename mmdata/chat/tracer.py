@@ -138,7 +138,7 @@ def _itself(value: Any) -> Any:
 
 
 Instruction = tuple[int, Any, Any, Any]
-_GUARD, _DERIVE, _MESSAGE, _LEAF, _JOIN, _CONSTANT = range(6)
+_GUARD, _DERIVE, _MESSAGE, _LEAF, _JOIN, _CONSTANT, _TEXT = range(7)
 
 
 def instructions(steps: Sequence[Step]) -> tuple[Instruction, ...]:
@@ -159,8 +159,21 @@ def instructions(steps: Sequence[Step]) -> tuple[Instruction, ...]:
     return tuple(code)
 
 
+def for_texts(code: tuple[Instruction, ...]) -> tuple[Instruction, ...] | None:
+    """The same for a list of the messages' contents in place of the messages; None where more is looked at."""
+    made: list[Instruction] = []
+    for instruction in code:
+        if instruction[0] == _LEAF or (instruction[0] == _MESSAGE and instruction[2] != "content"):
+            return None
+        made.append((_TEXT, instruction[1], None, None) if instruction[0] == _MESSAGE else instruction)
+    return tuple(made)
+
+
 def replay(code: tuple[Instruction, ...], record: dict[str, Any]) -> list[Any] | None:
-    """The values of all slots for another record, or None where a guard or a path does not hold."""
+    """The values of all slots for another record, or None where a guard or a path does not hold.
+
+    record: its `messages` are the messages, or for the code of `for_texts` their contents.
+    """
     values: list[Any] = []
     messages = record["messages"]
     value: Any
@@ -174,6 +187,8 @@ def replay(code: tuple[Instruction, ...], record: dict[str, Any]) -> list[Any] |
                 if type(value) is not wanted:
                     return None
                 values.append(value)
+            elif operation == _TEXT:
+                values.append(messages[what])
             elif operation == _DERIVE:
                 values.append(how(values[what]))
             elif operation == _LEAF:

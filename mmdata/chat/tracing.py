@@ -31,6 +31,7 @@ Messages = Sequence[dict[str, Any]]
 _CHECKED_REPLAYS = 2
 _KEPT_VARIANTS = 32
 _KEPT_STEPS = 400_000
+_KEPT_SIMPLE = 512
 _PINNED_LIMIT = 64  # characters; a program that only fits records repeating more than this is not kept
 _HIDDEN = (BLOCK_KEY, "_uncounted")
 
@@ -55,6 +56,7 @@ class Programs:
         self._compiled = self._compile(template.source)
         self._for_tools = self._compile(template.tool_source) if template.tool_source else self._compiled
         self._kept: dict[Any, list[Program]] = {}
+        self._simple: dict[tuple[str, ...], tuple[Program, ...]] = {}
         self._steps = 0
         self.traced = 0
 
@@ -75,6 +77,22 @@ class Programs:
         self._check_text(program, values, messages, tools)
         if program.reusable:
             self._keep(shape, program)
+        return program, values
+
+    def find_simple(self, roles: tuple[str, ...], texts: list[str]) -> tuple[Program, list[Any]]:
+        """The same for messages of nothing but a role and a content, without building them."""
+        record = {"messages": texts}
+        kept = self._simple.get(roles, ())
+        for program in kept:
+            values = replay(program.text_code, record)  # type: ignore[arg-type]
+            if values is not None and program.replays >= _CHECKED_REPLAYS:
+                return program, values
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        program, values = self.find(messages, None)
+        if program.reusable and program.text_code is not None and program not in kept:
+            if len(self._simple) >= _KEPT_SIMPLE:
+                self._simple.clear()
+            self._simple[roles] = (*kept[-_KEPT_VARIANTS:], program)
         return program, values
 
     def _compile(self, source: str) -> jinja2.Template:

@@ -293,3 +293,12 @@ def test_the_short_way_gives_what_the_general_way_gives(record: dict[str, Any]) 
     assert (short.parts, short.id) == (general.parts, general.id)
     assert conversation_of(short) == conversation_of(general)
     assert json.loads(json.dumps(short.meta)) == json.loads(json.dumps(general.meta))
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_turns_read_the_short_way_are_those_of_the_general_way(key: str) -> None:
+    turns_of = [{"role": "system", "content": "s"}, *({"role": r, "content": r} for r in ["user", "assistant"] * 3)]
+    record = {key: turns_of, "id": 4}
+    short, general = parsed(record), parsed(record, mapping=[("unused", "tools")])
+    assert (short.parts, short.id, short.meta) == (general.parts, general.id, general.meta)
+    assert conversation_of(short) == conversation_of(general)
