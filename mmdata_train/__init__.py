@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdata_train.config import TrainConfig as TrainConfig
     from mmdata_train.errors import TrainError as TrainError
     from mmdata_train.layout import ParallelLayout as ParallelLayout
     from mmdata_train.sampler import ParallelSampler as ParallelSampler
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ParallelLayout": "mmdata_train.layout",
     "ParallelSampler": "mmdata_train.sampler",
+    "TrainConfig": "mmdata_train.config",
     "TrainError": "mmdata_train.errors",
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mmdata.errors import SamplesError
 from mmdata.samples.entries import parse_data_path
@@ -63,6 +63,7 @@ class DataConfig:
     sample index is built; null takes steps x global batch. seed: of shuffles. cache_dir: where indices are kept;
     null takes a folder beside the checkpoints. weigh_by: weights are shares of samples, of tokens, or epochs. order,
     tail: see ParallelSampler. new_phase: on resuming, begin a new phase so that shards that joined a folder take part.
+    convert: for entries that are raw files (JSON lines and their like), the options of mmdata.convert.
     """
 
     train: tuple[DataEntry | str | float, ...] | str = ()
@@ -79,6 +80,7 @@ class DataConfig:
     order: Order = "default"
     tail: Tail = "drop"
     new_phase: bool = False
+    convert: Mapping[str, Any] = field(default_factory=dict)
     loading: LoadingConfig = LoadingConfig()
 
     def __post_init__(self) -> None:

@@ -49,7 +49,9 @@ class ShardGroup:
         self.firsts = np.concatenate(([0], np.cumsum([len(shard) for shard in self.shards]))).astype(np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.shards,)
+        """Opened again elsewhere; hashes that were taken go along, so that reading workers need not take them."""
+        hashes = {name: self.__dict__[name] for name in ("index_digests", "fingerprint") if name in self.__dict__}
+        return type(self), (self.shards,), hashes
 
     def __len__(self) -> int:
         """Sequences of all shards."""

@@ -38,7 +38,7 @@ def data_command(
       mmdata-train data finetune.yaml --trace 1200
     """
     settings = load_config(config, overrides)
-    run = open_run(settings, world_size)
+    run = open_run(settings, world_size, as_run=trace is not None)
     if trace is not None and as_json:
         click.echo(json.dumps([asdict(sample) for sample in trace_step(run, trace)], ensure_ascii=False))
         return

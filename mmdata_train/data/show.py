@@ -5,8 +5,9 @@ The same code path as training reads by, without process groups: any rank of any
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,17 +16,19 @@ import numpy as np
 
 import mmdata
 from mmdata_train.batch import Batch
+from mmdata_train.checkpoint import latest_checkpoint, read_state
 from mmdata_train.config import TrainConfig
-from mmdata_train.config_io import build
 from mmdata_train.data.open import ModelFacts, TrainingData, open_training, samples_for_epochs
-from mmdata_train.data_config import DataConfig, LoadingConfig
-from mmdata_train.errors import ConfigError
+from mmdata_train.data.prepare import prepare_data
+from mmdata_train.data_config import LoadingConfig
+from mmdata_train.errors import ConfigError, SamplesExhausted
 from mmdata_train.hf_config import config_from_folder
 from mmdata_train.layout import ParallelLayout
 from mmdata_train.loader import Place, StepLoader
 from mmdata_train.loss import IGNORED
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.sampler import PADDING, ParallelSampler
+from mmdata_train.trainer import global_rows_at
 
 _SHOWN_TOKENS = 64
 
@@ -38,10 +41,11 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class DataRun:
-    """The data side of a run: the open mix, the order of samples, the rank grid."""
+    """The data side of a run: the open mix, the order of samples, and the global batch by `consumed`."""
 
     data: TrainingData
     sampler: ParallelSampler
+    rows_at: Callable[[int], int]
 
     @property
     def layout(self) -> ParallelLayout:
@@ -59,24 +63,26 @@ class TracedSample:
     pieces: list[dict[str, Any]]
 
 
-def open_run(config: TrainConfig, world_size: int | None = None) -> DataRun:
+def open_run(config: TrainConfig, world_size: int | None = None, *, as_run: bool = False) -> DataRun:
     """The data of a configuration as training would open it, from its first step.
 
-    world_size: ranks; None takes as few as the configuration allows. Raises ConfigError, and what open_training raises.
+    world_size: ranks; None takes as few as the configuration allows. as_run: with the phases of the latest checkpoint
+    in `output.dir`, if there is one: what the run really saw. Raises ConfigError, and what open_training raises.
     """
-    given: Any = config.data
-    section = given if isinstance(given, DataConfig) else build(DataConfig, given, "data")
+    cache = Path(config.output.dir) / "cache"
+    section = prepare_data(config.data, cache, tokenizer_path(config))
     parallel = config.parallel
     smallest = parallel.tensor * parallel.pipeline * parallel.context * (parallel.data or 1)
     layout = parallel.layout(smallest if world_size is None else world_size)
-    cache = Path(config.output.dir) / "cache"
     global_batch = config.train.global_batch_size
     wanted = None
     if config.train.steps is not None:
-        wanted = config.train.steps * global_batch
+        wanted = _consumed_at(partial(global_rows_at, config.train), config.train.steps)
     elif config.train.epochs is not None and section.num_samples is None:
         wanted = samples_for_epochs(section, config.train.epochs, cache)
-    data = open_training(section, wanted, cache, facts=model_facts(config))
+    found = latest_checkpoint(Path(config.output.dir) / "checkpoints") if as_run else None
+    state = None if found is None else read_state(found)["data"]
+    data = open_training(section, wanted, cache, facts=model_facts(config), state=state)
     sampler = ParallelSampler(
         len(data.samples),
         layout,
@@ -87,12 +93,17 @@ def open_run(config: TrainConfig, world_size: int | None = None) -> DataRun:
         order=section.order,
         tail=section.tail,
     )
-    return DataRun(data, sampler)
+    return DataRun(data, sampler, partial(global_rows_at, config.train))
+
+
+def tokenizer_path(config: TrainConfig) -> str | None:
+    """Where the run's tokenizer is: as configured, else the model folder; None where neither is given."""
+    return config.tokenizer or (config.model if isinstance(config.model, str) else None)
 
 
 def open_tokenizer(config: TrainConfig) -> Any:
     """The run's tokenizer: as configured, else the model folder's; None where neither is there."""
-    where = config.tokenizer or (config.model if isinstance(config.model, str) else None)
+    where = tokenizer_path(config)
     return None if where is None else mmdata.load_tokenizer(where, engine="huggingface")
 
 
@@ -116,7 +127,13 @@ def batch_lines(run: DataRun, rank: int, steps: int, decoder: Decoder | None) ->
     """The first batches of a global rank; with a decoder as text, else as ids. Targets that count are in « »."""
     where = run.layout.coordinates(rank)
     yield f"rank {rank} of {run.layout.world_size}: {where}"
-    loader = StepLoader(run.data, run.sampler, Place(run.layout, rank), LoadingConfig(workers=0, verify_steps=0))
+    loader = StepLoader(
+        run.data,
+        run.sampler,
+        Place(run.layout, rank),
+        LoadingConfig(workers=0, verify_steps=0),
+        global_batch=run.rows_at,
+    )
     for step, batch in enumerate(islice(loader, steps)):
         yield f"step {step}: {int(batch.counted()):,} of {batch.labels.numel():,} targets count"
         for row in range(batch.tokens.shape[0]):
@@ -153,11 +170,34 @@ def marked_text(tokens: Any, labels: Any, decoder: Decoder) -> str:
 def trace_step(run: DataRun, step: int) -> list[TracedSample]:
     """Which documents were in step number `step` (from 0), with original file and line where the shard knows them.
 
-    The run must have kept its global batch from the start. Raises ConfigError on a step that does not exist.
+    The batch sizes must have been those of this configuration from the start. Raises ConfigError on a step that does
+    not exist.
     """
-    if step < 0 or (run.sampler.steps is not None and step >= run.sampler.steps):
-        raise ConfigError(f"step {step} does not exist: the run has steps 0 to {(run.sampler.steps or 0) - 1}")
-    return trace_samples(run, run.sampler.step_at(run.sampler.consumed_at(step)).indices)
+    consumed = _consumed_at(run.rows_at, max(step, 0))
+    try:
+        found = replace(run.sampler, global_batch=run.rows_at(consumed)).step_at(consumed)
+    except SamplesExhausted:
+        found = None
+    if step < 0 or found is None:
+        steps = _steps_in(run.rows_at, run.sampler.total)
+        raise ConfigError(f"step {step} does not exist: the run has steps 0 to {steps - 1}")
+    return trace_samples(run, found.indices)
+
+
+def _consumed_at(rows_at: Callable[[int], int], step: int) -> int:
+    """Samples taken before a step, batch ramp-up included."""
+    consumed = 0
+    for _ in range(step):
+        consumed += rows_at(consumed)
+    return consumed
+
+
+def _steps_in(rows_at: Callable[[int], int], samples: int) -> int:
+    """Whole steps in so many samples."""
+    steps = consumed = 0
+    while consumed + rows_at(consumed) <= samples:
+        steps, consumed = steps + 1, consumed + rows_at(consumed)
+    return steps
 
 
 def trace_samples(run: DataRun, indices: Any) -> list[TracedSample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mmdata.indexed.reader import IndexedDataset  # noqa: E402
 from mmdata.indexed.writer import ShardWriter  # noqa: E402
 from mmdata_train.config import load_config  # noqa: E402
 from mmdata_train.data.cli import data_command  # noqa: E402
+from mmdata_train.data.open import open_training  # noqa: E402
 from mmdata_train.data.show import marked_text, open_run, trace_step  # noqa: E402
 from mmdata_train.errors import ConfigError  # noqa: E402
 
@@ -84,6 +86,22 @@ def test_a_step_is_traced_to_file_and_line(settings: Path) -> None:
 def test_a_step_that_does_not_exist_names_those_that_do(settings: Path) -> None:
     with pytest.raises(ConfigError, match="step 5 does not exist: the run has steps 0 to 4"):
         trace_step(open_run(load_config(settings)), 5)
+
+
+def test_a_trace_follows_the_phases_of_the_checkpoint(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_run(load_config(settings)).data
+    changed = load_config(settings)
+    entries = tuple(replace(entry, weight=1.0 - entry.weight) for entry in changed.data.train)
+    later = replace(changed, data=replace(changed.data, train=entries))
+    resumed = open_training(later.data, 40, None, state=first.state(16))
+    monkeypatch.setattr("mmdata_train.data.show.latest_checkpoint", lambda folder: folder)
+    monkeypatch.setattr("mmdata_train.data.show.read_state", lambda path: {"data": resumed.state(24)})
+    run_seen = open_run(later, as_run=True)
+    assert [phase.start for phase in run_seen.data.mix.phases] == [0, 16]
+    for step, data in ((0, first), (1, first), (2, resumed), (4, resumed)):
+        for sample in trace_step(run_seen, step):
+            pieces = [tuple(piece[:5]) for piece in data.samples.pieces(sample.sample)]
+            assert [tuple(list(piece.values())[:5]) for piece in sample.pieces] == pieces
 
 
 def test_the_tokens_that_count_are_marked() -> None:
