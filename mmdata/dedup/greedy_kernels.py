@@ -16,18 +16,17 @@ from mmdata.dedup.prefix_kernels import (
     COMPARED,
     COMPONENT,
     DOCUMENT,
-    EPOCH,
     FEW,
     HEAD,
     INDEX_PROBES,
     INDEXED,
     KEPT,
+    KEPT_BITS,
     KEY_START,
     LINKS,
-    LONG_HEAD,
     MARK,
+    NEXT_SHIFT,
     NOTHING,
-    SHORT_HEAD,
     STAMP,
     TALLY,
     TOKEN_START,
@@ -42,6 +41,7 @@ from mmdata.dedup.prefix_kernels import (
 )
 from mmdata.kernels import kernel
 
+I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 
@@ -141,26 +141,36 @@ def _one_by_one(w: Walk, chunk: Chunk, d: int, threshold: float) -> tuple[int, f
 
 
 @kernel
+def _scan(w: Walk, chunk: Chunk, d: int, heads: I32, count: int, best: tuple[int, float]) -> tuple[int, float]:
+    """Consider every kept document posted in one table under the first `count` values of w.prefix.
+
+    The loops stand in one function: handing the arrays on costs more than a step along a chain.
+    """
+    mask, bits, stamp = len(heads) - 1, 8 * len(w.posted) - 1, w.counts[STAMP]
+    for i in range(count):
+        value = w.prefix[i]
+        bit = value & bits
+        if (w.posted[bit >> 3] >> (bit & 7)) & 1 == 0:
+            continue
+        posting = np.int64(heads[value & mask])
+        while posting >= 0:
+            packed = w.postings[posting, 1]
+            y = packed & KEPT_BITS
+            if w.postings[posting, 0] == value and w.kept[y, MARK] != stamp:
+                w.kept[y, MARK] = stamp
+                if _share_key(w, chunk, d, y):
+                    best = _consider(w, chunk.starts[d + 1] - chunk.starts[d], y, best)
+            posting = (packed >> NEXT_SHIFT) - 1
+    return best
+
+
+@kernel
 def _by_index(w: Walk, chunk: Chunk, d: int, threshold: float, sizes: tuple[int, int]) -> tuple[int, float]:
     """As `_one_by_one`, the candidates found through the prefix index; the document's prefixes stand in w.prefix."""
     w.counts[INDEX_PROBES] += 1
     short, long = sizes
-    best = (-1, threshold)
-    size = chunk.starts[d + 1] - chunk.starts[d]
-    for i in range(long):
-        row = find(w.index_slots, w.counts[EPOCH], w.prefix[i])
-        if w.index_slots[row, VALUE_STAMP] != w.counts[EPOCH]:
-            continue
-        for column in range(SHORT_HEAD, (LONG_HEAD if i < short else SHORT_HEAD) + 1):
-            posting = w.index_slots[row, column]
-            while posting >= 0:
-                y = w.postings[posting, 0]
-                posting = w.postings[posting, 1]
-                if w.kept[y, MARK] != w.counts[STAMP]:
-                    w.kept[y, MARK] = w.counts[STAMP]
-                    if _share_key(w, chunk, d, y):
-                        best = _consider(w, size, y, best)
-    return best
+    best = _scan(w, chunk, d, w.short_heads, long, (-1, threshold))
+    return _scan(w, chunk, d, w.long_heads, short, best)
 
 
 @kernel

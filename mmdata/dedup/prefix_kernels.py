@@ -18,17 +18,19 @@ from numpy.typing import NDArray
 from mmdata.kernels import kernel
 
 I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
-KEPT, LINKS, COMPONENT, STAMP, INDEXED, BASE, EPOCH, POSTINGS, COMPARED, INDEX_PROBES = range(10)
-"""Places in Walk.counts. BASE: how many were kept when the index was last counted anew, at stamp EPOCH."""
-COUNTS = 10
+KEPT, LINKS, COMPONENT, STAMP, INDEXED, BASE, POSTINGS, COMPARED, INDEX_PROBES = range(9)
+"""Places in Walk.counts. BASE: how many were kept when frequencies were last counted."""
+COUNTS = 9
 DOCUMENT, TOKEN_START, KEY_START, MARK = range(4)
 """Columns of Walk.kept; rows are kept documents, and one more row ends the last one."""
 VALUE, VALUE_STAMP, HEAD, TALLY = range(4)
 """Columns of Walk.key_slots: key, component, first link, number of links."""
-SHORT_HEAD, LONG_HEAD = 2, 3
-"""Columns of Walk.index_slots after value and stamp: first posting of each kind."""
+NEXT_SHIFT = 32
+"""A posting is (value, (next posting + 1) << 32 | kept document); the heads of both tables begin chains of them."""
+KEPT_BITS = (1 << NEXT_SHIFT) - 1
 FEW = 64
 """Entries of shared keys up to which candidates are compared one by one."""
 REBUILD_FACTOR = 4
@@ -38,7 +40,10 @@ NOTHING = -1
 
 
 class Walk(NamedTuple):
-    """Arrays of the component in hand. Kept documents are numbered from 0 in the order they were kept."""
+    """Arrays of the component in hand. Kept documents are numbered from 0 in the order they were kept.
+
+    posted: one bit for each value of the index modulo its size; small enough for the cache, it turns most probes away.
+    """
 
     counts: I64
     kept: I64
@@ -48,7 +53,9 @@ class Walk(NamedTuple):
     links: I64
     probe: I64
     frequency: U8
-    index_slots: I64
+    short_heads: I32
+    long_heads: I32
+    posted: U8
     postings: I64
     prefix: I64
 
@@ -123,22 +130,25 @@ def prefixes(w: Walk, tokens: I64, low: int, high: int, threshold: float) -> tup
 
 
 @kernel
+def _chain(w: Walk, heads: I32, slot: int, y: int, value: int) -> None:
+    posting = w.counts[POSTINGS]
+    w.postings[posting, 0] = value
+    w.postings[posting, 1] = ((np.int64(heads[slot]) + 1) << NEXT_SHIFT) | y
+    heads[slot] = np.int32(posting)
+    w.counts[POSTINGS] += 1
+
+
+@kernel
 def _post(w: Walk, y: int, short: int, long: int) -> None:
-    """Enter kept y under the prefix that stands in w.prefix."""
-    epoch = w.counts[EPOCH]
+    """Enter kept y under the prefix that stands in w.prefix: the long one in one table, the short one in both."""
+    mask = len(w.long_heads) - 1
     for i in range(long):
-        row = find(w.index_slots, epoch, w.prefix[i])
-        if w.index_slots[row, VALUE_STAMP] != epoch:
-            w.index_slots[row, VALUE] = w.prefix[i]
-            w.index_slots[row, VALUE_STAMP] = epoch
-            w.index_slots[row, SHORT_HEAD] = NOTHING
-            w.index_slots[row, LONG_HEAD] = NOTHING
-        for column in range(SHORT_HEAD if i < short else LONG_HEAD, LONG_HEAD + 1):
-            posting = w.counts[POSTINGS]
-            w.postings[posting, 0] = y
-            w.postings[posting, 1] = w.index_slots[row, column]
-            w.index_slots[row, column] = posting
-            w.counts[POSTINGS] += 1
+        value = w.prefix[i]
+        bit = value & (8 * len(w.posted) - 1)
+        w.posted[bit >> 3] |= np.uint8(1 << (bit & 7))
+        _chain(w, w.long_heads, value & mask, y, value)
+        if i < short:
+            _chain(w, w.short_heads, value & mask, y, value)
 
 
 @kernel
@@ -155,8 +165,9 @@ def update_index(w: Walk, threshold: float) -> None:
             slot = w.tokens[i] & mask
             if w.frequency[slot] < 255:
                 w.frequency[slot] += np.uint8(1)
-        w.counts[STAMP] += 1
-        w.counts[EPOCH] = w.counts[STAMP]
+        w.short_heads[:] = NOTHING
+        w.long_heads[:] = NOTHING
+        w.posted[:] = 0
         w.counts[POSTINGS] = 0
         w.counts[INDEXED] = 0
         w.counts[BASE] = kept

@@ -148,17 +148,22 @@ class CompiledWalker:
         return state
 
     def _grow_index(self, state: Walk, documents: int, tokens: int) -> Walk:
-        """Room in the prefix index for twice this many tokens; it is rebuilt from what is kept."""
+        """Room in the prefix index for twice as many tokens; it is rebuilt from what is kept."""
         from mmdata.dedup import prefix_kernels as places
 
         tokens, documents = 2 * tokens, 2 * documents
         t = self.threshold
-        # Sums of the two prefix lengths, each rounded up by two at most.
-        postings = int(((1 - t) + (1 - t) / (1 + t)) * tokens) + 4 * (documents + 1)
+        longs, shorts = (1 - t) * tokens, (1 - t) / (1 + t) * tokens
+        # Few values share a chain by chance: one that fell into a template's would walk past every document.
+        heads = _power_of_two(int(longs) + documents)
         state = state._replace(
-            postings=np.empty((postings, 2), dtype=np.int64),
-            index_slots=np.zeros((_power_of_two(2 * (int((1 - t) * tokens) + 2 * documents)), 4), dtype=np.int64),
-            frequency=np.zeros(min(_power_of_two(tokens), 1 << 24), dtype=np.uint8),
+            # Each prefix length is rounded up by two at most.
+            postings=np.empty((int(longs + shorts) + 4 * (documents + 1), 2), dtype=np.int64),
+            short_heads=np.empty(heads, dtype=np.int32),
+            long_heads=np.empty(heads, dtype=np.int32),
+            posted=np.empty(heads // 4, dtype=np.uint8),
+            # Counts may run together: rare ones stay far below the 255 of a template's, and the table stays in cache.
+            frequency=np.zeros(min(max(_power_of_two(tokens >> 4), 1 << 16), 1 << 24), dtype=np.uint8),
         )
         state.counts[places.BASE] = state.counts[places.INDEXED] = 0
         self._state, self._index_tokens = state, tokens
@@ -173,11 +178,17 @@ def make_walker(threshold: float, native: bool) -> Walker:
 def _empty_walk() -> Walk:
     from mmdata.dedup import prefix_kernels as places
 
-    columns = {"kept": 4, "key_slots": 4, "index_slots": 4, "links": 2, "probe": 2, "postings": 2}
+    columns = {"kept": 4, "key_slots": 4, "links": 2, "probe": 2, "postings": 2}
+    dtypes: dict[str, Any] = {
+        "frequency": np.uint8,
+        "posted": np.uint8,
+        "short_heads": np.int32,
+        "long_heads": np.int32,
+    }
     arrays: dict[str, Any] = {}
     for name in places.Walk._fields:
         shape = (8, columns[name]) if name in columns else (8,)
-        arrays[name] = np.zeros(shape, dtype=np.uint8 if name == "frequency" else np.int64)
+        arrays[name] = np.zeros(shape, dtype=dtypes.get(name, np.int64))
     arrays["counts"] = np.zeros(places.COUNTS, dtype=np.int64)
     return places.Walk(**arrays)
 
