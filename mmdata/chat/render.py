@@ -112,7 +112,8 @@ class ChatRenderer:
     def render_documents(self, documents: Sequence[Document]) -> RenderedBatch:
         """Render documents made by `mmdata.chat.formats` (plain text documents pass through).
 
-        Reasons of drops: template-refused, template-unclear, tool-call-broken, no-counted-token, too-long, empty.
+        Reasons of drops: empty-message (cleaning left nothing of one; value: which), template-refused,
+        template-unclear, tool-call-broken, no-counted-token, too-long, empty (plain text of no token).
         Raises ChatRecordError for a conversation above max_length where too_long is `error`.
         """
         counters: dict[str, int] = {}
@@ -165,11 +166,16 @@ class ChatRenderer:
         try:
             if document.meta["chat"] == SIMPLE:
                 texts = [part.text for part in document.parts]
+                if "" in texts:
+                    return _drop(document, "empty-message", texts.index(""))
                 if not any(["</think>" in text for text in texts]):
                     roles = tuple([part.role for part in document.parts])
                     program, values = self._programs.find_simple(roles, texts)
                     return program, values, "empty" if program.empty_blocks else "without"
             messages, tools = conversation_of(document)
+            bare = [i for i, m in enumerate(messages) if not m["content"] and not m.get("tool_calls")]
+            if bare and messages[bare[0]]["role"] != "tool":
+                return _drop(document, "empty-message", bare[0])
             messages, kind = prepare(messages, self.options.thinking, self.template)
             program, values = self._programs.find(messages, tools)
         except jinja2.TemplateError as error:

@@ -332,3 +332,15 @@ def test_what_is_kept_between_records_is_bounded(tokenizer: LoadedTokenizer) -> 
     traced = renderer._programs.traced
     renderer.render_documents(documents)
     assert renderer._programs.traced == traced <= 3
+
+
+def test_a_message_that_cleaning_emptied_drops_the_record(tokenizer: LoadedTokenizer) -> None:
+    emptied = document(SHAPES["one question"], 5).with_texts(["Hello?", ""])
+    with_tools = document(SHAPES["tool calls"], 6, TOOLS)
+    texts_left = [part.text if part.text != "3 degrees." else "" for part in with_tools.parts]
+    batch = rendered(tokenizer, [emptied, with_tools.with_texts(texts_left), with_tools])
+    assert [(drop.line, drop.reason, drop.value) for drop in batch.drops] == [
+        (5, "empty-message", 1),
+        (6, "empty-message", 3),
+    ]
+    assert batch.kept.tolist() == [2]
