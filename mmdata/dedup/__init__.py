@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmdata.dedup.in_memory import find_duplicates as find_duplicates
     from mmdata.dedup.index import DedupIndex as DedupIndex
     from mmdata.dedup.params import DedupParams as DedupParams
+    from mmdata.dedup.repeated import remove_repeated as remove_repeated
     from mmdata.dedup.sampling import SampleReport as SampleReport
     from mmdata.dedup.sampling import sample as sample
     from mmdata.dedup.signer import Signer as Signer
@@ -37,6 +38,7 @@ _HOMES = {
     "decontaminate": "mmdata.dedup.decontamination",
     "dedup": "mmdata.dedup.corpus",
     "find_duplicates": "mmdata.dedup.in_memory",
+    "remove_repeated": "mmdata.dedup.repeated",
     "sample": "mmdata.dedup.sampling",
 }
 

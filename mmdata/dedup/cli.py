@@ -95,6 +95,7 @@ def parsers_for(values: dict[str, Any]) -> dict[str, Any]:
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @OUTPUT
 @click.option("--method", default="minhash", show_default=True, help="minhash, or exact (equal texts).")
+@click.option("--level", default="document", show_default=True, help="document, or remove repeated line or paragraph.")
 @click.option("--index", metavar="DIR", help="Compare with, and add to, what earlier runs kept.")
 @click.option("--keep", default="first", show_default=True, help="first, longest, newest, field:NAME or score:NAME.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the catch curve.")
@@ -109,14 +110,14 @@ def dedup_command(
 
     Example: mmdata dedup corpus/ -o out/unique.jsonl --threshold 0.8 --index out/index
     """
-    from mmdata.dedup.corpus import dedup, plan_dedup
+    from mmdata.dedup.corpus import dedup_at, plan_dedup
 
     values = library_options(options, quiet)
     if dry_run:
-        plan = plan_dedup(inputs, output, **values)
+        plan = plan_dedup(inputs, output, **{name: v for name, v in values.items() if name != "level"})
         emit(plan, as_json, "\n".join(plan["lines"]))
         return
-    report = dedup(inputs, output, **values)
+    report = dedup_at(inputs, output, **values)
     emit(asdict(report), as_json, report.lines())
 
 

@@ -9,7 +9,7 @@ OUT_rejects.jsonl holds what could not be read, OUT_report.json the statistics.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mmdata.dedup.files import FileOptions, FilePass, check_outputs, sibling, sp
 from mmdata.dedup.index import DedupIndex
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
+from mmdata.dedup.repeated import UnitReport, remove_repeated
 from mmdata.dedup.rewrite import write_json
 from mmdata.jsonl import JsonlWriter
 
@@ -64,6 +65,15 @@ def dedup(inputs: Any, output: str | os.PathLike[str], **options: Any) -> DedupR
     """
     params, run = split_options(options, DedupParams, FileOptions)
     return _Deduplication(inputs, os.fspath(output), params, run).execute()
+
+
+def dedup_at(inputs: Any, output: str | os.PathLike[str], level: str, **options: Any) -> DedupReport | UnitReport:
+    """`dedup` for the level `document`, else `remove_repeated` with the options it knows."""
+    if level == "document":
+        return dedup(inputs, output, **options)
+    known = {field.name for field in fields(FileOptions)} - {"keep", "index", "parser"}
+    chosen = {name: value for name, value in options.items() if name in known}
+    return remove_repeated(inputs, output, level=level, normalize=options["normalize"] or ("space",), **chosen)
 
 
 def plan_dedup(inputs: Any, output: str | os.PathLike[str], **options: Any) -> dict[str, Any]:

@@ -269,6 +269,12 @@ def test_commands_print_one_json_result_and_the_dry_run_prints_the_curve(corpus:
     against[3] = str(corpus[0])
     result = run.invoke(decontaminate_command, [str(corpus[1]), *against], catch_exceptions=False)
     assert json.loads(result.stdout)["contaminated"] == 10
+    level = run.invoke(
+        dedup_command, [*names, *out, "--json", "--overwrite", "--level", "line"], catch_exceptions=False
+    )
+    assert json.loads(level.stdout)["removed"] == 0
+    with pytest.raises(DedupParameterError, match="level 'word'"):
+        run.invoke(dedup_command, [*names, *out, "--overwrite", "--level", "word"], catch_exceptions=False)
     with pytest.raises(UsageError, match="--memory"):
         run.invoke(dedup_command, [*names, *out, "--memory", "lots"], catch_exceptions=False)
 
