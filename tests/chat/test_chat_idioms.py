@@ -16,8 +16,8 @@ IDIOMS = {
     "arguments as tags": (
         "{% for m in messages %}<|im_start|>{{ m.role }}"
         "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
-        ""
-        "{% for k, v in c.function.arguments.items() %}<a {{ k }}>{{ v if v is string else v | tojson }}</a>{% endfor %}"
+        "{% for k, v in c.function.arguments.items() %}<a {{ k }}>"
+        "{{ v if v is string else v | tojson }}</a>{% endfor %}"
         "</tool_call>{% endfor %}{{ m.content }}<|im_end|>{% endfor %}"
     ),
     "arguments by the items filter": (
@@ -68,8 +68,8 @@ IDIOMS = {
     ),
     "tools text": "{% if tools is not none and tools %}{{ tools | tojson }}{% endif %}" + LOOP,
     "message keys": (
-        ""
-        "{% for m in messages %}{{ m.keys() | list | first }}{{ 'name' in m }}{{ m.get('x', '-') }}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}{{ m.keys() | list | first }}{{ 'name' in m }}{{ m.get('x', '-') }}"
+        "{{ m.content }}{% endfor %}"
     ),
 }
 TALKS = [
