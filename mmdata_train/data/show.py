@@ -5,6 +5,7 @@ The same code path as training reads by, without process groups: any rank of any
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import mmdata
+from mmdata.errors import TokenizerNotFoundError
 from mmdata_train.batch import Batch
 from mmdata_train.checkpoint import latest_checkpoint, read_state
 from mmdata_train.config import TrainConfig
@@ -31,6 +33,8 @@ from mmdata_train.sampler import PADDING, ParallelSampler
 from mmdata_train.trainer import global_rows_at
 
 _SHOWN_TOKENS = 64
+
+_log = logging.getLogger(__name__)
 
 
 class Decoder(Protocol):
@@ -102,9 +106,20 @@ def tokenizer_path(config: TrainConfig) -> str | None:
 
 
 def open_tokenizer(config: TrainConfig) -> Any:
-    """The run's tokenizer: as configured, else the model folder's; None where neither is there."""
+    """The run's tokenizer: as configured, else the model folder's; None, with a warning, where that has none.
+
+    Raises TokenizerNotFoundError when the configured one is not there.
+    """
     where = tokenizer_path(config)
-    return None if where is None else mmdata.load_tokenizer(where, engine="huggingface")
+    if where is None:
+        return None
+    try:
+        return mmdata.load_tokenizer(where, engine="huggingface")
+    except TokenizerNotFoundError:
+        if config.tokenizer is not None:
+            raise
+        _log.warning("%s holds no tokenizer: whether the shards were made with the model's cannot be checked", where)
+        return None
 
 
 def model_facts(config: TrainConfig) -> ModelFacts:

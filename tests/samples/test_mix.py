@@ -173,7 +173,7 @@ def test_a_longer_run_appends_and_never_reorders_or_repeats(entries: list[Entry]
         first = GPTSamples(entry.shards[0], 16, longer.phases[0].sets[entries.index(entry)].segments[0], 5)
         order = [tuple(tokens.tolist()) for tokens in first]
         taken = drawn_from(longer, 0, 700, entry.path)
-        assert taken[: len(order)] == order[: len(taken)], "the first index is used up in its order before the second begins"
+        assert taken[: len(order)] == order[: len(taken)], "the first index comes whole before the second"
     again = resume_mix(Resume(saved(longer), 650), entries, 700, OPTIONS)
     assert all(np.array_equal(again.samples[i], longer.samples[i]) for i in range(700))
 

@@ -144,3 +144,17 @@ def test_text_is_decoded_with_the_runs_tokenizer(shared: Path, tmp_path: Path) -
     shown = run(tmp_path / "run.yaml", "--decode")
     assert "The« patient was given 5 mg.»" in shown.stdout
     assert "have no manifest" in shown.stderr
+
+
+def test_a_model_folder_without_tokenizer_warns_and_a_named_one_must_be_there(
+    settings: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mmdata.errors import TokenizerNotFoundError
+    from mmdata_train.data.show import open_tokenizer
+
+    config = load_config(settings)
+    assert open_tokenizer(config) is None and not caplog.messages
+    assert open_tokenizer(replace(config, model=str(tmp_path))) is None
+    assert "holds no tokenizer" in caplog.messages[0]
+    with pytest.raises(TokenizerNotFoundError):
+        open_tokenizer(replace(config, tokenizer=str(tmp_path)))
