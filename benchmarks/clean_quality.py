@@ -9,7 +9,6 @@ Needs the sample corpora. Takes about ten seconds.
 from __future__ import annotations
 
 import argparse
-import difflib
 import gzip
 import json
 from collections import Counter
@@ -24,7 +23,8 @@ from mmdata.document import Document, Part
 
 DOCS = Path(__file__).parent.parent / "docs"
 CLEAN = {
-    "en_prose_0.jsonl": "text", "en_prose_1.jsonl.gz": "text", "zh_prose_0.jsonl": "text", "zh_prose_1.jsonl.gz": "text",
+    "en_prose_0.jsonl": "text", "en_prose_1.jsonl.gz": "text", "zh_prose_0.jsonl": "text",
+    "zh_prose_1.jsonl.gz": "text",
     "zh_medical.jsonl": "text", "zh_legal.jsonl.gz": "text", "instruct_en_alpaca.jsonl": "output",
     "instruct_en_gsm8k_original.jsonl": "answer", "instruct_zh_legal_qa.jsonl": "output",
     "instruct_zh_medical_alpaca.jsonl": "output", "instruct_en_zh_identity_alpaca.jsonl": "output",
@@ -43,7 +43,8 @@ def documents(texts: list[str], name: str) -> list[Document]:
 
 def difference(before: str, after: str) -> str:
     """The first difference, a few characters on both sides, unprintable ones escaped."""
-    start = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
+    shorter = min(len(before), len(after))
+    start = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), shorter)
     end = 0
     while end < min(len(before), len(after)) - start and before[-1 - end] == after[-1 - end]:
         end += 1
@@ -139,11 +140,11 @@ def main() -> None:
     print("\n".join([*survived, "", *repaired]))
     if options.write:
         page = (DOCS / "cleaning.md").read_text(encoding="utf-8")
-        steps = ["| step | kind | what it does | parameters and defaults | source |", "|---|---|---|---|---|", *step_rows()]
+        steps = ["| step | kind | what it does | parameters | source |", "|---|---|---|---|---|", *step_rows()]
         page = put(put(put(page, "steps", steps), "survival", survived), "repair", repaired)
         (DOCS / "cleaning.md").write_text(page, encoding="utf-8")
-        title = "# Clean documents that the default recipe changes\n\nMade by `benchmarks/clean_quality.py`; each step alone, "
-        title += "first difference only, at most 24 characters.\n"
+        title = "# Clean documents that the default recipe changes\n\nMade by `benchmarks/clean_quality.py`; "
+        title += "each step alone, first difference only, at most 24 characters.\n"
         (DOCS / "cleaning-changes.md").write_text(title + "\n".join(changes) + "\n", encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ import gzip
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mmdata.clean.measure import measure
@@ -70,10 +71,10 @@ def main() -> None:
         untouched = [d for d in documents if d.line not in touched]
         small = sum(len(d.text.encode()) for d in untouched) / 1e6
         print(f"{language}: {size:.1f} MB, {len(found)} documents")
-        print(f"  measuring pass              {size / best(lambda: measure(found), 5):7.1f} MB/s")
-        whole = size / best(lambda: cleaner.clean_documents(documents), 5)
+        print(f"  measuring pass              {size / best(partial(measure, found), 5):7.1f} MB/s")
+        whole = size / best(partial(cleaner.clean_documents, documents), 5)
         print(f"  auto                        {whole:7.1f} MB/s")
-        print(f"  auto, unchanged documents   {small / best(lambda: cleaner.clean_documents(untouched), 5):7.1f} MB/s")
+        print(f"  auto, unchanged documents   {small / best(partial(cleaner.clean_documents, untouched), 5):7.1f} MB/s")
         run = None if options.no_peer else peer(found[::8])
         if run is not None:
             run_size = sum(len(text.encode()) for text in found[::8]) / 1e6

@@ -6,6 +6,8 @@ infixes. The tables are short ones of our own (no emoticons, few foreign currenc
 tests compare the recipes' decisions with datatrove's. Chunks are cached, which makes it about 10 MB/s.
 """
 
+# ruff: noqa: E501, SIM905 - tables read best on one line
+
 from __future__ import annotations
 
 import re

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -102,7 +102,8 @@ class CleanReport:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for one JSON object."""
-        data = asdict(self)
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data["samples"] = [asdict(sample) for sample in self.samples]
         return {key: dict(value) if isinstance(value, Counter) else value for key, value in data.items()}
 
     def summary(self) -> str:

@@ -5,6 +5,8 @@ is treated as a page when it begins with a document skeleton (`<!doctype html`, 
 selectolax extracts its text. Linear in the text.
 """
 
+# ruff: noqa: E501 - tables read best on one line
+
 from __future__ import annotations
 
 import html

@@ -6,6 +6,7 @@ see docs/cleaning.md. Columns are exact except that equal 64-bit hashes count as
 nothing but the text.
 
 A word here is one Han or kana character, or one run of other letters and digits (so 第12条 has 3 words).
+Han characters beyond the Basic Multilingual Plane count as characters, not as words.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MARK_FIELDS = np.array(
 
 
 @kernel
-def astral_info(code: int) -> int:
+def astral_info(code: Any) -> Any:
     """The table entry of a code point above U+FFFF: Han extensions, private planes, noncharacters, else symbol."""
     if 0x20000 <= code < 0x2F800 or 0x30000 <= code < 0x32400:
         return t.HAN
@@ -46,7 +47,7 @@ def astral_info(code: int) -> int:
 
 
 @kernel
-def decode(data: Any, i: int) -> tuple[int, int]:
+def decode(data: Any, i: Any) -> Any:
     """The code point at byte i and its length in bytes."""
     lead = np.int64(data[i])
     if lead < 0x80:
@@ -60,7 +61,7 @@ def decode(data: Any, i: int) -> tuple[int, int]:
 
 
 @kernel
-def extend_run(data: Any, i: int, value: Any, category: int, lookup: Any, row: Any) -> tuple[Any, int, int, int, int]:
+def extend_run(data: Any, i: Any, value: Any, category: Any, lookup: Any, row: Any) -> Any:
     """Continue a word at byte i with letters of any script; category: ftfy's, of the character before.
 
     Returns the hash, the end, the numbers of characters beyond ASCII and of ASCII ones, and the last ftfy category.
@@ -88,7 +89,7 @@ def extend_run(data: Any, i: int, value: Any, category: int, lookup: Any, row: A
 
 
 @kernel
-def other(data: Any, i: int, code: int, info: int, bounds: Any, row: Any) -> None:
+def other(data: Any, i: Any, code: Any, info: Any, bounds: Any, row: Any) -> None:
     """Marks and columns of a character that is neither Han nor in a word nor a space."""
     if code < 128:
         s.sign(data, i, bounds[0], bounds[1], row)
@@ -98,13 +99,42 @@ def other(data: Any, i: int, code: int, info: int, bounds: Any, row: Any) -> Non
 
 
 @kernel
-def han_run(data: Any, i: int, line: Any, table: Any, words: Any, lengths: Any, count: int, row: Any) -> Any:
+def sign_columns(pairs: Any, before: Any, info: Any, row: Any) -> Any:
+    """Class and ftfy columns of a character outside words; returns its ftfy category."""
+    now = (info >> 5) & 15
+    row[c.FTFY] += pairs[before, now] or now == t.FTFY_ALONE
+    row[info & 31] += 1
+    return now
+
+
+@kernel
+def mark(data: Any, i: Any, code: Any, info: Any, place: Any, bounds: Any, row: Any) -> Any:
+    """A space or a sign; place: (line hash, width, gap, last visible byte, wide, previous code point, its run)."""
+    value, width, gap, tail, wide, previous, run = place
+    kind = info & 31
+    if kind == t.SPACE or kind == t.WIDE_SPACE:
+        row[c.SPACE_RUNS] += code == 32 and width > 0 and data[i - 1] == 32 and data[i - 2] == 32
+        wide |= kind == t.WIDE_SPACE and width > 0
+        gap += width > 0
+        if code > 127 or code == 13:
+            other(data, i, code, info, bounds, row)
+        return value, width, gap, tail, wide, previous, run
+    run, wide = run + 1 if code == previous else 1, wide | (kind == t.WIDE_PUNCT)
+    row[c.LONGEST_RUN] = max(row[c.LONGEST_RUN], run)
+    other(data, i, code, info, bounds, row)
+    value = (value ^ np.uint64(code)) * PRIME
+    return value, width + gap + 1, 0, i, wide, code, run
+
+
+@kernel
+def han_run(data: Any, i: Any, line: Any, table: Any, words: Any, lengths: Any, count: int, row: Any) -> Any:
     """Walk consecutive Han and kana characters from byte i; each is a word.
 
     line: (line hash, previous code point, its run). Returns end, number of words, line hash, previous, run.
     """
     value, previous, run = line
-    first, longest, marks, packed, kana = count, row[c.LONGEST_RUN], 0, 0, 0
+    first, longest, packed, kana = count, row[c.LONGEST_RUN], 0, 0
+    marks: Any = 0
     at = np.uint64(i)
     while count - first < 32000:  # the packed counters below have 15 bits each
         lead = np.uint64(data[at])
@@ -139,18 +169,18 @@ def han_run(data: Any, i: int, line: Any, table: Any, words: Any, lengths: Any, 
 
 
 @kernel
-def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: Any, row: Any) -> int:
+def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: Any, row: Any) -> Any:
     """Walk one document, bytes bounds[0] to bounds[1], where \\n must stand; returns its number of words.
 
     lookup: (characters, pairs, stop words, line starts); sets: (stamp, mask, seen lines, state, shapes).
     """
     table, pairs, stops, shapes = lookup[0], lookup[1], lookup[2], sets[4]
-    i, count, category, previous, run, plain, word_chars, stop_words, spaces = bounds[0], 0, 0, 0, 0, 0, 0, 0, 0
-    value, head, tail, width, han, letters, wide, gap = SEED, 0, 0, 0, 0, 0, 0, 0
+    i: Any = bounds[0]
+    zero: Any = 0
+    tail, previous, run, width, plain, han, letters, head, count = zero, zero, zero, zero, zero, zero, zero, zero, zero
+    value, category, word_chars, stop_words, spaces, wide, gap = SEED, zero, zero, zero, zero, 0, zero
     while i <= bounds[1]:
-        code, size = np.int64(data[i]), 1
-        if code >= 0x80:
-            code, size = decode(data, i)
+        code, size = (np.int64(data[i]), 1) if data[i] < 0x80 else decode(data, i)
         info = np.int64(table[code]) if code < 65536 else astral_info(code)
         kind = info & 31
         if width == 0 and kind != t.SPACE and kind != t.WIDE_SPACE:
@@ -162,9 +192,8 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
                 word = (word ^ np.uint64(data[at] | np.uint8(32))) * PRIME
                 at += ONE
                 part = WORD_BYTES[data[at]]
-            end = np.int64(at)
-            chars = end - i
-            category = category if chars == 0 else 0
+            end: Any = np.int64(at)
+            chars, category = end - i, category if end == i else zero
             plain += chars
             if data[end] >= 0xC2:
                 word, end, beyond, more, category = extend_run(data, end, word, category, lookup, row)
@@ -182,36 +211,19 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
                 i, gap, spaces = end + 1, 1, spaces + 1
             continue
         if kind <= t.KANA and size == 3:
-            line, before = (value, previous, run), count
+            before, line = count, (value, previous, run)
             i, count, value, previous, run = han_run(data, i, line, table, words, lengths, count, row)
             han, width = han + count - before, width + gap + count - before
             tail, gap, category = i - 3, 0, 0
             continue
-        now = (info >> 5) & 15
-        row[c.FTFY] += pairs[category, now] or now == t.FTFY_ALONE
-        category = now
-        row[kind] += 1
+        category = sign_columns(pairs, category, info, row)
         if code == 10:
-            row[c.TAILS] += data[i - 1] == 9 or (data[i - 1] == 32 and data[i - 2] == 32 and data[i - 3] == 32)
-            line = (value, head, tail, width, han, letters, wide, i == bounds[1])
-            s.close_line(data, line, lookup, sets, row)
+            ended = (value, head, tail, width, han, letters, wide, i, i == bounds[1])
+            s.close_line(data, ended, lookup, sets, row)
             value, width, han, letters, wide, gap, previous = SEED, 0, 0, 0, 0, 0, 0
-        elif kind <= t.WIDE_SPACE and kind >= t.SPACE:
-            row[c.SPACE_RUNS] += code == 32 and width > 0 and data[i - 1] == 32 and data[i - 2] == 32
-            wide |= kind == t.WIDE_SPACE and width > 0
-            gap += width > 0
-            if size > 1 or code == 13:
-                other(data, i, code, info, bounds, row)
         else:
-            run, wide = run + 1 if code == previous else 1, wide | (kind == t.WIDE_PUNCT)
-            previous = code
-            row[c.LONGEST_RUN] = max(row[c.LONGEST_RUN], run)
-            if kind == t.HAN:  # beyond the Basic Multilingual Plane
-                words[count], lengths[count] = h.mix(np.uint64(code) * h.GRAM_BASE), 1
-                count, han = count + 1, han + 1
-            other(data, i, code, info, bounds, row)
-            value = (value ^ np.uint64(code)) * PRIME
-            width, tail, gap = width + gap + 1, i, 0
+            place = (value, width, gap, tail, wide, previous, run)
+            value, width, gap, tail, wide, previous, run = mark(data, i, code, info, place, bounds, row)
         i += size
     row[t.LATIN], row[c.LATIN_WORD_CHARS], row[c.WORDS] = plain - row[t.DIGIT], word_chars, count
     row[c.EN_STOPS], row[t.SPACE] = stop_words, row[t.SPACE] + spaces - 1

@@ -99,7 +99,7 @@ def is_gbk_as_latin1(text: str, fewest: int) -> bool:
         return False  # UTF-8 of Greek or Cyrillic letters has even runs too: that is ftfy's business
     pairs = [run[i : i + 2] for run in even for i in range(0, len(run), 2)]
     common = sum(("\xb0" <= pair[0] <= "\xd7" or "\xa1" <= pair[0] <= "\xa3") and pair[1] >= "\xa1" for pair in pairs)
-    return common >= 0.6 * len(pairs)
+    return bool(common >= 0.6 * len(pairs))
 
 
 def _from_gbk(line: str) -> str:

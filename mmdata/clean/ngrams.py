@@ -42,7 +42,7 @@ def _gram(numbers: Any, i: int, n: int) -> Any:
 
 
 @kernel
-def top_ngram_chars(numbers: Any, lengths: Any, n: int) -> int:
+def top_ngram_chars(numbers: Any, lengths: Any, n: int) -> Any:
     """Characters (joined by spaces) of the commonest n-gram times its count; the first to appear wins ties."""
     total = numbers.size - n + 1
     if total <= 0:
@@ -66,7 +66,7 @@ def top_ngram_chars(numbers: Any, lengths: Any, n: int) -> int:
 
 
 @kernel
-def duplicate_ngram_chars(numbers: Any, lengths: Any, n: int) -> int:
+def duplicate_ngram_chars(numbers: Any, lengths: Any, n: int) -> Any:
     """Characters of n-grams seen before; after a hit the walk goes on behind it, so nothing is counted twice."""
     total = numbers.size - n + 1
     if total <= 0:

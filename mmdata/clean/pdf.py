@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 
 _HAN_END = re.compile(r"[\u3400-\u9fff\uf900-\ufaff，、；：（“‘]$")
 _HAN_START = re.compile(r"^[\u3400-\u9fff\uf900-\ufaff，。、；：！？）”’」』]")
@@ -51,7 +52,7 @@ def remove_page_furniture(text: str, min_repeats: int = 3) -> str:
     lines = text.split("\n")
     numbers = [i for i, line in enumerate(lines) if line.strip() and _PAGE.match(line)]
     values = [int(found.group()) for i in numbers if (found := re.search("[0-9]+", lines[i]))]
-    rising = sum(a < b for a, b in zip(values, values[1:], strict=False))
+    rising = sum(a < b for a, b in pairwise(values))
     if len(numbers) < min_repeats or (values and rising < 0.7 * (len(values) - 1)):
         return text
     near: Counter[str] = Counter()

@@ -9,6 +9,8 @@ digit and an issuer's prefix, landlines an area code, IPv4 addresses no neighbou
 Does not cover names and street addresses.
 """
 
+# ruff: noqa: E501, SIM905 - tables read best on one line
+
 from __future__ import annotations
 
 import hashlib
@@ -73,7 +75,7 @@ def valid_credit_code(code: str) -> bool:
 def valid_ipv4(address: str) -> bool:
     """Four octets without leading zeros; not 0.x and not a version-like address whose octets are all below 10."""
     octets = address.split(".")
-    if any(len(octet) > 1 and octet[0] == "0" or int(octet) > 255 for octet in octets):
+    if any((len(octet) > 1 and octet[0] == "0") or int(octet) > 255 for octet in octets):
         return False
     return octets[0] != "0" and any(int(octet) >= 10 for octet in octets)
 

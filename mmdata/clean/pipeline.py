@@ -34,7 +34,7 @@ Matrix = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One document before and after for `--show`: the reason, where it stands, and both texts (after: None, dropped)."""
+    """One document before and after for `--show`: the reason, where it stands, both texts (after None: dropped)."""
 
     reason: str
     path: str
@@ -84,7 +84,8 @@ class Cleaner:
 
         meta: `review` and `flags` are lists of rule names, `script` is simplified or traditional.
         """
-        lists = [list_ for step in self.recipe.steps if step.name == "boilerplate" for list_ in step.parameters["lists"]]
+        edges = [step.parameters["lists"] for step in self.recipe.steps if step.name == "boilerplate"]
+        lists = [name for names in edges for name in names]
         batch = Batch.of(documents, line_starts(tuple(lists)) if lists else NO_STARTS)
         result = CleanResult([], [], pii=batch.pii)
         verdicts = Verdicts(len(documents))

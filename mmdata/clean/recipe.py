@@ -113,7 +113,8 @@ def parse_recipe(text: str, source: str = "recipe") -> Recipe:
 
 def _parse_step(entry: Any, where: str) -> Step:
     if isinstance(entry, str):
-        name, given = entry, {}
+        name: Any = entry
+        given: Any = {}
     elif isinstance(entry, dict) and len(entry) == 1:
         name, given = next(iter(entry.items()))
         given = {} if given is None else given
@@ -142,7 +143,8 @@ def _check(where: str, parameter: Parameter, value: Any) -> Any:
     if value is None and parameter.default is None:
         return None
     wanted = _KINDS[parameter.kind]
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+    fits = isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))
+    if not fits:
         raise StepParameterError(f"{where} must be {parameter.kind}, not {value!r}")
     if parameter.kind == "float":
         value = float(value)

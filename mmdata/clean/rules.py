@@ -50,13 +50,13 @@ def _count(column: int) -> Formula:
 
 def visible(rows: Matrix) -> Matrix:
     """Characters that are not white space."""
-    return rows[:, c.CHARS] - rows[:, t.SPACE] - rows[:, t.WIDE_SPACE]
+    return np.asarray(rows[:, c.CHARS] - rows[:, t.SPACE] - rows[:, t.WIDE_SPACE])
 
 
 def letters(rows: Matrix) -> Matrix:
     """Letters of any script, combining marks with them."""
     kinds = [t.LATIN, t.LETTER, t.HANGUL, t.MARK, t.HAN, t.KANA]
-    return rows[:, kinds].sum(axis=1)
+    return np.asarray(rows[:, kinds].sum(axis=1))
 
 
 def _of_visible(*kinds: int) -> Formula:

@@ -94,13 +94,12 @@ def keyword_before(data: Any, start: int, i: int) -> bool:
 
 @kernel
 def mrn_before(data: Any, start: int, i: int) -> bool:
-    """Does MRN or a word ending in d or o (record, No) stand within 4 bytes before byte i?"""
-    for j in range(max(start, i - 5), i):
-        if data[j] == 0x4E and j > start and data[j - 1] == 0x52:
+    """Do the letters MRN, or a word ending in rd (as in `record number`), stand within 14 bytes before byte i?"""
+    for j in range(max(start, i - 14), i - 1):
+        if data[j] == 0x52 and data[j + 1] == 0x4E:
             return True
-        if (data[j] == 0x6F or data[j] == 0x2E or data[j] == 0x72) and (data[j - 1] == 0x4E or data[j - 1] == 0x6E
-                                                                      or data[j - 1] == 0x6F or data[j - 1] == 0x65):
-            return True  # fmt: skip
+        if data[j] == 0x72 and data[j + 1] == 0x64 and data[j + 2] == 0x20:
+            return True
     return False
 
 
@@ -155,7 +154,7 @@ def long_word(data: Any, first: int, last: int, size: int, row: Any) -> None:
 
 
 @kernel
-def special_word(data: Any, start: int, first: int, last: int, size: int, state: Any, row: Any) -> None:
+def special_word(data: Any, start: Any, first: Any, last: Any, size: Any, state: Any, row: Any) -> None:
     """A word with a digit, or of more than 20 characters: bytes [first, last), size characters."""
     if size > 20:
         long_word(data, first, last, size, row)
@@ -166,9 +165,9 @@ def special_word(data: Any, start: int, first: int, last: int, size: int, state:
 
 
 @kernel
-def line_start_hash(data: Any, head: int) -> int:
+def line_start_hash(data: Any, head: int) -> Any:
     """16 bits of a line's first 4 bytes (6 beyond ASCII) with letters folded; mmdata.clean.lines.line_starts agrees."""
-    value = 0
+    value: Any = 0
     for j in range(head, head + (6 if data[head] >= 0xE0 else 4)):
         byte = np.int64(data[j])
         value = value * 31 + (byte | 32 if 65 <= byte <= 90 else byte)
@@ -178,7 +177,8 @@ def line_start_hash(data: Any, head: int) -> int:
 @kernel
 def line_end(data: Any, head: int, tail: int, table: Any, row: Any) -> None:
     """Count a bullet at byte head, and an ellipsis or a terminal mark whose first byte is data[tail]."""
-    first, code = np.int64(data[head]), np.int64(data[tail])
+    first: Any = np.int64(data[head])
+    code: Any = np.int64(data[tail])
     if code >= 0xE0:
         code = ((code & 15) << 12) | (np.int64(data[tail + 1] & 63) << 6) | np.int64(data[tail + 2] & 63)
     if first >= 0xE0:
@@ -194,8 +194,9 @@ def line_end(data: Any, head: int, tail: int, table: Any, row: Any) -> None:
 @kernel
 def close_line(data: Any, line: Any, lookup: Any, sets: Any, row: Any) -> None:
     """End of a line: (hash, bytes of the first and last visible character, width, ...); sets as in scan."""
-    value, head, tail, width, han, letters, wide, end = line
+    value, head, tail, width, han, letters, wide, i, end = line
     stamp, mask, seen, state, _ = sets
+    row[c.TAILS] += data[i - 1] == 9 or (data[i - 1] == 32 and data[i - 2] == 32 and data[i - 3] == 32)
     if width == 0:
         state[BLANKS] += 1
     if width == 0 or end:

@@ -266,12 +266,13 @@ def _pii(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], re
 
 
 @lru_cache(maxsize=64)
-def _load_function(name: str) -> Callable[..., str | None]:
+def _load_function(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     try:
-        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+        function: Callable[..., Any] = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UnknownStepError(f"step {name}: cannot import it: {error}") from error
+    return function
 
 
 def _function(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], removed: Counter[str]) -> None:
@@ -287,7 +288,8 @@ def _function(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str
                 break
             if not isinstance(new, str):
                 where = f"{document.path}:{document.line}"
-                raise StepParameterError(f"step {step.name} returned {type(new).__name__} at {where}: return str or None")
+                kind = type(new).__name__
+                raise StepParameterError(f"step {step.name} returned {kind} at {where}: return str or None")
             texts.append(new)
         else:
             changed[step.name] += batch.replace(i, texts, step.name, removed)

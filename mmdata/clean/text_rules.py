@@ -27,7 +27,7 @@ def ruined_value(text: str, suspicious: bool = True) -> float:
 
 
 @kernel
-def compressed_size(data: Any) -> int:
+def compressed_size(data: Any) -> Any:
     """Bytes an LZ4-like greedy parse of `data` needs: 3 for a match of 4 bytes or more within 64 KiB, 1 for a literal.
 
     A fixed rule of our own, so that a decision never changes with a library's version. Linear.
@@ -72,7 +72,7 @@ def _bad_words(path: str) -> tuple[frozenset[str], re.Pattern[str] | None]:
 
 
 def bad_word_share(text: str, path: str) -> float:
-    """Bad words per word: whole words and two- or three-word phrases (Latin), substrings of two characters or more (Han)."""
+    """Bad words per word: whole words and phrases of two or three (Latin), substrings of two characters or more (Han)."""
     spaced, pattern = _bad_words(path)
     lower = text.lower()
     words = re.findall("[^\\W_]+(?:['’-][^\\W_]+)*", lower)

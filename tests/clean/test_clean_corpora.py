@@ -19,12 +19,14 @@ from mmdata.clean.pipeline import Cleaner, CleanResult
 from mmdata.document import Document, Part
 
 CLEAN = {
-    "en_prose_0.jsonl": "text", "en_prose_1.jsonl.gz": "text", "zh_prose_0.jsonl": "text", "zh_prose_1.jsonl.gz": "text",
+    "en_prose_0.jsonl": "text", "en_prose_1.jsonl.gz": "text", "zh_prose_0.jsonl": "text",
+    "zh_prose_1.jsonl.gz": "text",
     "zh_medical.jsonl": "text", "zh_legal.jsonl.gz": "text", "instruct_en_alpaca.jsonl": "output",
     "instruct_en_gsm8k_original.jsonl": "answer", "instruct_zh_legal_qa.jsonl": "output",
     "instruct_zh_medical_alpaca.jsonl": "output", "instruct_en_zh_identity_alpaca.jsonl": "output",
 }  # fmt: skip
-# Repairs that are due wherever they fire: they change the form of a character, no word. Personal data is masked by request.
+# Repairs that are due wherever they fire: they change the form of a character, no word.
+# Personal data is masked by request.
 DUE = {"line_ends", "odd_spaces", "invisible", "fullwidth", "pii"}
 
 
@@ -80,7 +82,8 @@ def test_95_percent_of_every_repairable_kind_are_repaired(shared: Path) -> None:
 
 
 def test_what_cannot_be_repaired_is_dropped_or_repaired_whole(shared: Path) -> None:
-    dirty = [r for r in records(shared / "data/dirty.jsonl") if r["defect"] in ("utf8_as_gb18030_lossy", "replacement_char")]
+    lost = ("utf8_as_gb18030_lossy", "replacement_char")
+    dirty = [r for r in records(shared / "data/dirty.jsonl") if r["defect"] in lost]
     result = run([r["text"] for r in dirty])
     assert result.dropped["ruined"] >= 41
     assert all(document.text == dirty[document.line]["clean"] for document in result.kept)

@@ -18,7 +18,8 @@ OURS = {
     "c4_quality": lambda text, p: c4_quality(text, p)[1],
 }  # fmt: skip
 REASONS = {
-    "gopher_short_doc": "short_document", "gopher_long_doc": "long_document", "gopher_below_avg_threshold": "short_words",
+    "gopher_short_doc": "short_document", "gopher_long_doc": "long_document",
+    "gopher_below_avg_threshold": "short_words",
     "gopher_above_avg_threshold": "long_words", "gopher_too_many_hashes": "hashes",
     "gopher_too_many_ellipsis": "ellipses", "gopher_too_many_bullets": "bullet_lines",
     "gopher_too_many_end_ellipsis": "ellipsis_lines", "gopher_below_alpha_threshold": "alpha_words",
@@ -48,7 +49,7 @@ def texts(shared: Path) -> list[tuple[str, str]]:
     return found
 
 
-# Documents where a token stream differs near a limit; each is listed with its reason in docs/cleaning.md.
+# Documents near a limit where one token differs (see docs/cleaning.md).
 KNOWN_DIFFERENCES: dict[str, int] = {"gopher_quality": 1, "gopher_repetition": 1, "c4_quality": 0, "fineweb_quality": 0}
 
 

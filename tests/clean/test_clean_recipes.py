@@ -99,7 +99,8 @@ def test_results_depend_on_the_document_not_on_its_batch() -> None:
 
 
 def test_a_drop_takes_the_whole_record_and_parts_are_repaired_one_by_one() -> None:
-    result = Cleaner("auto").clean_documents([document("itâ€™s", "１２", role="user"), document("\ufffd\ufffd", "好的好的")])
+    mixed = [document("itâ€™s", "１２", role="user"), document("\ufffd\ufffd", "好的好的")]
+    result = Cleaner("auto").clean_documents(mixed)
     assert [[part.text for part in d.parts] for d in result.kept] == [["it’s", "12"]]
     assert [d.reason for d in result.drops] == ["ruined"]
 
