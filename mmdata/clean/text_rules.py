@@ -72,7 +72,7 @@ def _bad_words(path: str) -> tuple[frozenset[str], re.Pattern[str] | None]:
 
 
 def bad_word_share(text: str, path: str) -> float:
-    """Bad words per word: whole words and phrases of two or three (Latin), substrings of two characters or more (Han)."""
+    """Bad words per word: whole words and phrases of two or three (Latin), substrings of two or more (Han)."""
     spaced, pattern = _bad_words(path)
     lower = text.lower()
     words = re.findall("[^\\W_]+(?:['’-][^\\W_]+)*", lower)
