@@ -24,6 +24,7 @@ from mmdata.dedup.prefix_kernels import (
     KEPT_BITS,
     KEY_START,
     LINKS,
+    LOADED,
     MARK,
     NEXT_SHIFT,
     NOTHING,
@@ -57,9 +58,11 @@ def _width(size: int) -> int:
 
 @kernel
 def _load_probe(w: Walk, chunk: Chunk, d: int) -> None:
-    """Put the document's shingles into the probe table under a new stamp."""
-    w.counts[STAMP] += 1
+    """Put the document's shingles into the probe table, if they are not there yet."""
     stamp = w.counts[STAMP]
+    if w.counts[LOADED] == stamp:
+        return
+    w.counts[LOADED] = stamp
     mask = _width(chunk.starts[d + 1] - chunk.starts[d]) - 1
     for i in range(chunk.starts[d], chunk.starts[d + 1]):
         slot = chunk.values[i] & mask
@@ -159,6 +162,7 @@ def _scan(w: Walk, chunk: Chunk, d: int, heads: I32, count: int, best: tuple[int
             if w.postings[posting, 0] == value and w.kept[y, MARK] != stamp:
                 w.kept[y, MARK] = stamp
                 if _share_key(w, chunk, d, y):
+                    _load_probe(w, chunk, d)
                     best = _consider(w, chunk.starts[d + 1] - chunk.starts[d], y, best)
             posting = (packed >> NEXT_SHIFT) - 1
     return best
@@ -248,12 +252,12 @@ def walk_chunk(w: Walk, chunk: Chunk, threshold: float, begin: int, index_room: 
         if chunk.kind[d] != 1:
             entries = _entries(w, chunk, d)
             best = (-1, 0.0)
+            w.counts[STAMP] += 1
             if entries > FEW:
                 if not index_room:
                     return d
                 update_index(w, threshold)
                 sizes = prefixes(w, chunk.values, chunk.starts[d], chunk.starts[d + 1], threshold)
-                _load_probe(w, chunk, d)
                 best = _by_index(w, chunk, d, threshold, sizes)
             elif entries > 0:
                 _load_probe(w, chunk, d)

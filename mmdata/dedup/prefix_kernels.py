@@ -21,9 +21,10 @@ I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
-KEPT, LINKS, COMPONENT, STAMP, INDEXED, BASE, POSTINGS, COMPARED, INDEX_PROBES = range(9)
-"""Places in Walk.counts. BASE: how many were kept when frequencies were last counted."""
-COUNTS = 9
+KEPT, LINKS, COMPONENT, STAMP, LOADED, INDEXED, BASE, POSTINGS, COMPARED, INDEX_PROBES = range(10)
+"""Places in Walk.counts. STAMP: the document in hand; LOADED: the one in the
+probe table. BASE: how many were kept when frequencies were last counted."""
+COUNTS = 10
 DOCUMENT, TOKEN_START, KEY_START, MARK = range(4)
 """Columns of Walk.kept; rows are kept documents, and one more row ends the last one."""
 VALUE, VALUE_STAMP, HEAD, TALLY = range(4)
