@@ -20,7 +20,6 @@ from mmdata.chat.turns import TurnPolicy
 from mmdata.clean.recipe import Recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.encode import EncodeOptions, KeyTokens, encode_documents
-from mmdata.indexed.sidecars import whole_spans
 from mmdata.jsonl import Block, Position
 from mmdata.records import ParsedBlock, RecordOptions, RecordParser, parse_block
 from mmdata.report.tally import Tally
@@ -137,17 +136,21 @@ class Preparer:
 
 
 class DocumentEncoder:
-    """Turns documents into tokens, plain or rendered; counts into the tally it is given."""
+    """Turns documents into tokens, plain or rendered; counts into the tally it is given.
+
+    Where conversations are possible, documents without one take the same way through a renderer that needs no
+    template, so that nothing depends on which documents happen to share a block.
+    """
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages
-        self._renderer: ChatRenderer | None = None
+        self._renderers: dict[bool, ChatRenderer] = {}
 
     def __call__(self, documents: list[Document], tally: Tally) -> tuple[Rows, list[Drop]]:
         """Encoded documents and the drops, both in input order."""
         with Timer(tally, "encode"):
-            chats = self._stages.chat is not None and any("chat" in document.meta for document in documents)
-            keys, spans, kept, drops = self._render(documents, tally) if chats else self._encode(documents)
+            plain = self._stages.chat is None
+            keys, spans, kept, drops = self._encode(documents) if plain else self._render(documents, tally)
         drops = with_text(drops, documents)
         tally.count_drops(drops)
         rows = Rows(keys, *_origins(documents, kept), spans)
@@ -156,21 +159,24 @@ class DocumentEncoder:
 
     def _encode(self, documents: list[Document]) -> _Encoded:
         batch = encode_documents(documents, self._stages.tokenizer, self._stages.encode)
-        spans = None
-        if self._stages.chat is not None:
-            (tokens,) = batch.keys.values()
-            spans = whole_spans(tokens.lengths.astype(np.int32))
-        return batch.keys, spans, batch.kept, batch.drops
+        return batch.keys, None, batch.kept, batch.drops
 
     def _render(self, documents: list[Document], tally: Tally) -> _Encoded:
-        assert self._stages.chat is not None
-        if self._renderer is None:
-            self._renderer = ChatRenderer(self._stages.tokenizer, self._stages.chat)
-        batch = self._renderer.render_documents(documents)
+        conversations = any("chat" in document.meta for document in documents)
+        batch = self._renderer(conversations).render_documents(documents)
         tally.count_table("chat", batch.counters)
         (key,) = self._stages.encode.json_keys
         tokens = KeyTokens(batch.tokens.astype(self._stages.encode.dtype, copy=False), batch.lengths)
         return {key: tokens}, (batch.spans, batch.span_lengths), batch.kept, batch.drops
+
+    def _renderer(self, conversations: bool) -> ChatRenderer:
+        """Made when first needed: a corpus without conversations needs no chat template."""
+        assert self._stages.chat is not None
+        if conversations not in self._renderers:
+            self._renderers[conversations] = ChatRenderer(
+                self._stages.tokenizer, self._stages.chat, conversations=conversations
+            )
+        return self._renderers[conversations]
 
     @staticmethod
     def _count(rows: Rows, kept: Int64, tally: Tally) -> None:

@@ -224,3 +224,20 @@ def test_the_pai_layout_needs_a_row_length(tokenizer_folder: Path, tmp_path: Pat
     source.write_text('{"instruction": "a", "output": "b"}\n', encoding="utf-8")
     with pytest.raises(UsageError, match="--max-length"):
         mmdata.convert(source, tmp_path / "o", tokenizer_folder, chat_template="chatml", sft_layout="pai")
+
+
+@pytest.mark.parametrize("block_records", [1, 2, 100])
+def test_long_plain_records_meet_the_same_limit_whatever_shares_their_block(
+    tokenizer_folder: Path, tmp_path: Path, block_records: int
+) -> None:
+    source = tmp_path / "mixed.jsonl"
+    long_text = "The quick brown fox jumps over the lazy dog. " * 40
+    records = [{"text": long_text}, {"instruction": "a", "output": "b"}, {"text": long_text}, {"text": "short one"}]
+    source.write_text("\n".join(json.dumps(record) for record in records) + "\n", encoding="utf-8")
+    mmdata.convert(
+        source, tmp_path / "out", tokenizer_folder, recipe="none", dedup="none", chat_template="chatml",
+        max_length=64, too_long="truncate-right", block_records=block_records,
+    )  # fmt: skip
+    dataset = mmdata.IndexedDataset(tmp_path / "out_text_document")
+    assert dataset.sequence_lengths.tolist()[0] == dataset.sequence_lengths.tolist()[2] == 64
+    assert len(dataset) == 4
