@@ -36,13 +36,17 @@ class ModelFacts:
 
 
 class Share(NamedTuple):
-    """What one source gives to the last phase: draws, and its shares of samples, tokens and counted tokens (0 to 1)."""
+    """What one source gives to the last phase: draws, and its shares of samples, tokens and counted tokens (0 to 1).
+
+    filled: which share of its positions holds tokens; the rest is padding.
+    """
 
     path: str
     draws: int
     samples: float
     tokens: float
     counted: float
+    filled: float
 
 
 class TrainingData:
@@ -82,12 +86,15 @@ class TrainingData:
         """What each source gives to the last phase; tokens and counted tokens are expected values of its samples."""
         blend, phase = self.mix.blend, self.mix.phases[-1]
         draws = blend.drawn(phase.size)
-        content = np.array([_content(one) for one in blend.sets]) * draws[:, None]
+        each = np.array([_content(one) for one in blend.sets])
+        content = each * draws[:, None]
+        filled = (each[:, 0] / blend.seq_length).tolist()
         totals = np.maximum(content.sum(axis=0), 1e-9)
-        return [
-            Share(use.path, int(count), float(count / draws.sum()), *(content[number] / totals).tolist())
-            for number, (use, count) in enumerate(zip(phase.sets, draws.tolist(), strict=True))
-        ]
+        result = []
+        for number, (use, count) in enumerate(zip(phase.sets, draws.tolist(), strict=True)):
+            tokens, counted = (content[number] / totals).tolist()
+            result.append(Share(use.path, int(count), float(count / draws.sum()), tokens, counted, filled[number]))
+        return result
 
 
 def options_fingerprint(config: DataConfig) -> str:

@@ -130,11 +130,11 @@ def model_facts(config: TrainConfig) -> ModelFacts:
 
 
 def share_lines(data: TrainingData) -> Iterator[str]:
-    """The warnings, then each source's share of samples, tokens and counted tokens."""
+    """The warnings, then each source's share of samples, tokens and counted tokens, and how full its rows are."""
     yield from (f"warning: {text}" for text in data.warnings)
-    yield f"{'samples':>10} {'share':>7} {'tokens':>7} {'counted':>7}  source"
+    yield f"{'samples':>10} {'share':>7} {'tokens':>7} {'counted':>7} {'filled':>7}  source"
     for share in data.shares():
-        values = (f"{value:7.2%}" for value in (share.samples, share.tokens, share.counted))
+        values = (f"{value:7.2%}" for value in (share.samples, share.tokens, share.counted, share.filled))
         yield f"{share.draws:10,} {' '.join(values)}  {share.path}"
 
 

@@ -212,6 +212,8 @@ def test_shares_add_up_and_say_what_counts(data: TrainingData) -> None:
     assert [share.draws for share in shares] == np.bincount(data.mix.blend.dataset_index[:48]).tolist()
     for column in ("samples", "tokens", "counted"):
         assert sum(getattr(share, column) for share in shares) == pytest.approx(1)
+    bins = data.mix.blend.sets[2].bins
+    assert [share.filled for share in shares] == [1.0, 1.0, pytest.approx(bins.fill)]
     counted = [0, 0, 0]
     total = 0
     for batch in loader_of(data):
