@@ -3,7 +3,8 @@
 MMDataError
 └── TrainError
     ├── ConfigError           a value in the configuration is wrong (exit code 2); names the values that would work
-    │   └── LayoutError       degrees of parallelism that do not fit the world, the batch or each other
+    │   ├── LayoutError       degrees of parallelism that do not fit the world, the batch or each other
+    │   └── CommandLineError  a Megatron command line; one sentence for each thing wrong with it
     ├── SamplerError          an order of samples that cannot be given
     │   ├── SamplesExhausted  the run asks for more samples than its index holds
     │   └── SamplerStateError a saved position that belongs to another order of samples
@@ -19,6 +20,8 @@ A message names the value met, the limit and what to do. `assert` is for our own
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mmdata.errors import MMDataError, UsageError
 
 
@@ -32,6 +35,18 @@ class ConfigError(TrainError, UsageError):
 
 class LayoutError(ConfigError):
     """Degrees of parallelism that do not fit the world size, the batch sizes or each other."""
+
+
+class CommandLineError(ConfigError):
+    """A Megatron command line that cannot run. problems: one sentence for each thing wrong with it.
+
+    notices: what the user would have been told of a run that starts.
+    """
+
+    def __init__(self, problems: Sequence[str], notices: Sequence[str] = ()) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+        self.notices = tuple(notices)
 
 
 class SamplerError(TrainError):
