@@ -5,11 +5,13 @@ Public names load on first use, so `import mmdata` stays far below 0.3 s.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mmdata._lazy import exporter
 
 if TYPE_CHECKING:
     from mmdata.chat.render import render_chat as render_chat
+    from mmdata.clean import clean as clean
     from mmdata.convert import convert as convert
     from mmdata.dedup import decontaminate as decontaminate
     from mmdata.dedup import dedup as dedup
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mmdata.indexed.split import split_shard as split_shard
     from mmdata.indexed.verify import verify_shard as verify_shard
     from mmdata.indexed.writer import ShardWriter as ShardWriter
+    from mmdata.report.build import RunReport as RunReport
     from mmdata.tokenizer import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"
@@ -38,6 +41,7 @@ _HOMES = {
     "verify_shard": "mmdata.indexed.verify",
     "MMDataError": "mmdata.errors",
     "RunReport": "mmdata.report.build",
+    "clean": "mmdata.clean",
     "convert": "mmdata.convert",
     "decontaminate": "mmdata.dedup",
     "dedup": "mmdata.dedup",
@@ -48,12 +52,7 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'mmdata' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(home), name)
+__getattr__ = exporter(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -22,10 +22,12 @@ MMDataError
 ├── RunError              a worker died, the ledger disagrees, the run was interrupted
 │   └── WorkerDiedError, WorkFolderBusyError, LedgerMismatchError, LedgerDamagedError
 ├── RecipeError           a cleaning recipe that cannot be understood
+│   └── UnknownStepError, StepParameterError, BoilerplateListError
 ├── DedupError            deduplication parameters or an index that do not fit
 │   ├── DedupParameterError, DedupFieldError, DedupSpaceError, DedupStateError
 │   └── DedupIndexError, DedupIndexMismatchError, DedupIndexChangedError
 ├── ChatError             records or templates that cannot be rendered
+│   └── ChatTemplateError, ChatRecordError
 └── SamplesError          sample indices that cannot be built or do not fit the shard
     ├── SampleOptionError, SampleRangeError, EmptySplitError, PackingError, BlendError
     └── CorruptSampleError, TokenOutsideVocabularyError, ShardsDifferError, ShardChangedError

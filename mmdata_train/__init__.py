@@ -5,8 +5,9 @@ Public names load on first use, so `import mmdata_train` imports no torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mmdata._lazy import exporter
 
 if TYPE_CHECKING:
     from mmdata_train.config import TrainConfig as TrainConfig
@@ -23,12 +24,7 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'mmdata_train' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(home), name)
+__getattr__ = exporter(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

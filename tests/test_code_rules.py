@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,21 @@ def test_public_names_are_one_sorted_list_and_all_load() -> None:
     assert mmdata.__all__ == sorted(mmdata.__all__)
     for name in mmdata.__all__:
         assert getattr(mmdata, name) is not None
+
+
+def test_the_drawn_error_tree_names_every_error_once() -> None:
+    from mmdata import errors
+
+    tree = (errors.__doc__ or "").split("A message names")[0]
+    classes = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    drawn = re.findall(r"\w+Error", tree)
+    assert sorted(drawn) == sorted(classes)
+
+
+def test_every_public_name_of_a_package_loads() -> None:
+    for package in ("mmdata", "mmdata.run", "mmdata.dedup", "mmdata.samples", "mmdata_train"):
+        module = import_module(package)
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        with pytest.raises(AttributeError, match="no_such_name"):
+            module.no_such_name  # noqa: B018

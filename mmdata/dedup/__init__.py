@@ -6,10 +6,10 @@ use. docs/dedup.md explains the rule, the numbers and the files.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmdata._callable import make_callable
+from mmdata._lazy import exporter
 
 if TYPE_CHECKING:
     from mmdata.dedup.barrier import Barrier as Barrier
@@ -44,12 +44,7 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'mmdata.dedup' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(home), name)
+__getattr__ = exporter(__name__, _HOMES)
 
 
 make_callable(__name__)

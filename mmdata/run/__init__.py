@@ -5,8 +5,9 @@ Names load on first use, so that the command line's help needs none of them.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mmdata._lazy import exporter
 
 if TYPE_CHECKING:
     from mmdata.run.executor import Executor as Executor
@@ -29,9 +30,4 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'mmdata.run' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(home), name)
+__getattr__ = exporter(__name__, _HOMES)
