@@ -110,7 +110,7 @@ def start(prepared: Prepared, world: int) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         say([f"error: rank {rank} failed first, with exit code {failure.exitcode}; its own lines above say why"])
-        return 1
+        return 2 if failure.exitcode == 2 else 1
     return 0
 
 
