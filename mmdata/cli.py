@@ -58,11 +58,21 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="mmdata")
 @click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
-def group(debug: bool) -> None:
+@click.pass_context
+def group(ctx: click.Context, debug: bool) -> None:
     """Turn raw text into clean, deduplicated, tokenized Megatron shards.
 
     Example: mmdata convert corpus/ -o out/corpus --tokenizer tokenizers/qwen3
     """
+    # Stages do not know each other: who reads conversations is told to those that only compare or clean their texts.
+    ctx.meta["mmdata.record_parser"] = record_parser
+
+
+def record_parser(format: str) -> Any:
+    """The parser of chat records of a format, for `mmdata.records.parse_block`."""
+    from mmdata.chat.formats import chat_parser
+
+    return chat_parser(format)
 
 
 def tokenizer_options(command: Any) -> Any:

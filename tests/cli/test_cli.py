@@ -153,3 +153,15 @@ def test_the_guides_merge_command_runs_as_written(place: Path, flags: tuple[str,
     assert done.returncode == 0 and (tmp_path / "m_train_text_document.idx").exists()
     done = subprocess.run([*base, impl, "lazy"], capture_output=True, timeout=240, check=False)
     assert done.returncode == 2 and b"mmap" in done.stderr
+
+
+def test_dedup_and_sample_read_conversations(tmp_path: Path) -> None:
+    turn = [{"role": "user", "content": "说说肝癌的治疗"}, {"role": "assistant", "content": "手术切除、消融与系统治疗。"}]
+    lines = [json.dumps({"messages": turn}, ensure_ascii=False)] * 2
+    lines += [json.dumps({"messages": [turn[0], {"role": "assistant", "content": f"答案{n}" * 9}]}) for n in range(6)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    done = run("dedup", "chat.jsonl", "--format", "auto", "-o", "unique.jsonl", "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout)["dropped"] == 1
+    kept = (tmp_path / "unique.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    assert [json.loads(line) for line in kept] == [json.loads(line) for line in lines[1:]]
