@@ -156,7 +156,7 @@ def test_the_guides_merge_command_runs_as_written(place: Path, flags: tuple[str,
 
 
 def test_dedup_and_sample_read_conversations(tmp_path: Path) -> None:
-    turn = [{"role": "user", "content": "说说肝癌的治疗"}, {"role": "assistant", "content": "手术切除、消融与系统治疗。"}]
+    turn = [{"role": "user", "content": "说说肝癌的治疗"}, {"role": "assistant", "content": "手术与系统治疗。"}]
     lines = [json.dumps({"messages": turn}, ensure_ascii=False)] * 2
     lines += [json.dumps({"messages": [turn[0], {"role": "assistant", "content": f"答案{n}" * 9}]}) for n in range(6)]
     (tmp_path / "chat.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
