@@ -8,6 +8,7 @@ out of the softmax. No label smoothing, no z-loss.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +47,25 @@ class VocabShard:
 class TokenLoss:
     """Head weight and hidden states to a scaled loss and each sequence's sum of negative log-likelihoods.
 
-    `scale` is set before each step by whoever knows the global number of counted tokens.
+    `scale` is set before each step by whoever knows the global number of counted tokens. split_backward: the schedule
+    computes gradients of inputs and of weights in two passes, which torch 2.11 cannot do over a node written in Python.
     """
 
     vocab_size: int
     shard: VocabShard = VocabShard()
     scale: float = 1.0
     chunk_elements: int = CHUNK_ELEMENTS
+    split_backward: bool = False
 
     def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """hidden [batch, length, hidden], weight [rows held, hidden], labels [batch, length] (IGNORED: not counted).
 
         Returns (loss, nll): loss [1] float32 = scale x sum, differentiable; nll [batch] float32, unscaled, detached.
         """
-        loss, nll = _LinearCrossEntropy.apply(hidden, to_local(weight), labels, self)  # type: ignore[no-untyped-call]
+        rows = to_local(weight)
+        if self.split_backward:
+            return _from_plain_operations(hidden, rows, labels, self)
+        loss, nll = _LinearCrossEntropy.apply(hidden, rows, labels, self)  # type: ignore[no-untyped-call]
         return loss, nll
 
     @torch.no_grad()
@@ -80,38 +86,56 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, spec: TokenLoss) -> tuple[Tensor, Tensor]:
-        states, targets = hidden.detach().flatten(0, 1), labels.flatten()
-        need_hidden, need_weight = ctx.needs_input_grad[:2]
-        grad_hidden = torch.empty_like(states) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
-        nll = torch.empty(targets.numel(), dtype=torch.float32, device=states.device)
-        rows = max(1, spec.chunk_elements // weight.shape[0])
-        for start in range(0, targets.numel(), rows):
-            span = slice(start, start + rows)
-            nll[span], error = _chunk(states[span], weight, targets[span], spec)
-            if grad_hidden is None and grad_weight is None:
-                continue
-            error = (error * spec.scale).to(weight.dtype)
-            if grad_hidden is not None:
-                torch.mm(error, weight, out=grad_hidden[span])
-            if grad_weight is not None:
-                grad_weight += error.T @ states[span]
-        if grad_hidden is not None:
-            spec.shard.reduce(grad_hidden)
-        ctx.grads = (
-            None if grad_hidden is None else grad_hidden.view_as(hidden),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-        )
-        by_row = nll.view(labels.shape).sum(dim=1)
+        loss, by_row, *ctx.grads = _loss_and_gradients(hidden, weight, labels, spec, ctx.needs_input_grad)
         ctx.mark_non_differentiable(by_row)
-        return nll.sum(dim=0, keepdim=True) * spec.scale, by_row
+        return loss, by_row
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        factor = grads[0]
-        hidden, weight = ctx.grads
-        scaled = (None if hidden is None else hidden * factor, None if weight is None else weight * factor)
+        scaled = tuple(None if grad is None else grad * grads[0] for grad in ctx.grads)
         return (*scaled, None, None)
+
+
+def _from_plain_operations(hidden: Tensor, weight: Tensor, labels: Tensor, spec: TokenLoss) -> tuple[Tensor, Tensor]:
+    """The same loss and gradients, from products whose derivative is the gradient computed already.
+
+    Costs a float32 copy of hidden states and weight. The sums are subtracted from themselves, so the value is exact.
+    """
+    needed = (hidden.requires_grad, weight.requires_grad)
+    with torch.no_grad():
+        loss, by_row, *grads = _loss_and_gradients(hidden, weight, labels, spec, needed)
+    for tensor, grad in zip((hidden, weight), grads, strict=True):
+        if grad is not None:
+            product = torch.dot(tensor.float().flatten(), grad.float().flatten())
+            loss = loss + (product - product.detach())
+    return loss, by_row
+
+
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, labels: Tensor, spec: TokenLoss, needed: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(loss [1], nll [batch], gradient of hidden, gradient of weight); a gradient that is not needed is None."""
+    states, targets = hidden.detach().flatten(0, 1), labels.flatten()
+    grad_hidden = torch.empty_like(states) if needed[0] else None
+    grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needed[1] else None
+    nll = torch.empty(targets.numel(), dtype=torch.float32, device=states.device)
+    rows = max(1, spec.chunk_elements // weight.shape[0])
+    for start in range(0, targets.numel(), rows):
+        span = slice(start, start + rows)
+        nll[span], error = _chunk(states[span], weight, targets[span], spec)
+        if grad_hidden is None and grad_weight is None:
+            continue
+        error = (error * spec.scale).to(weight.dtype)
+        if grad_hidden is not None:
+            torch.mm(error, weight, out=grad_hidden[span])
+        if grad_weight is not None:
+            grad_weight += error.T @ states[span]
+    if grad_hidden is not None:
+        spec.shard.reduce(grad_hidden)
+        grad_hidden = grad_hidden.view_as(hidden)
+    if grad_weight is not None:
+        grad_weight = grad_weight.to(weight.dtype)
+    return nll.sum(dim=0, keepdim=True) * spec.scale, nll.view(labels.shape).sum(dim=1), grad_hidden, grad_weight
 
 
 def _chunk(states: Tensor, weight: Tensor, targets: Tensor, spec: TokenLoss) -> tuple[Tensor, Tensor]:

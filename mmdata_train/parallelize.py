@@ -85,6 +85,8 @@ def build_parts(model: ModelConfig, parallel: ParallelConfig, training: Training
         part.keep(layers, first=number == 0, last=number == len(counts) - 1)
         if parallel.tensor > 1:
             split_over_tensor_axis(part, mesh.world[TENSOR_AXIS], splits_sequence=parallel.splits_sequence)
+        if part.head is not None:
+            part.head.token_loss.split_backward = parallel.pipeline > 1 and rule.splits_backward
         for layer in part.decoder_layers():
             recompute_layer(layer, training.activation_checkpointing, compiled=training.compile)
             if training.compile:

@@ -29,10 +29,11 @@ def expected(hidden: object, weight: object, labels: object, scale: float) -> tu
     return (loss, nll.view(labels.shape).sum(1), *torch.autograd.grad(loss, (hidden, weight)))  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("split_backward", [False, True])
 @pytest.mark.parametrize("chunk_rows", [1, 7, 1000])
-def test_loss_and_gradients_equal_torchs(chunk_rows: int) -> None:
+def test_loss_and_gradients_equal_torchs(chunk_rows: int, split_backward: bool) -> None:
     hidden, weight, labels = problem()
-    head = TokenLoss(VOCABULARY, scale=0.25, chunk_elements=chunk_rows * PADDED)
+    head = TokenLoss(VOCABULARY, scale=0.25, chunk_elements=chunk_rows * PADDED, split_backward=split_backward)
     loss, nll = head(hidden, weight, labels)
     got = (loss.squeeze(), nll, *torch.autograd.grad(loss, (hidden, weight)))
     for ours, theirs in zip(got, expected(hidden, weight, labels, 0.25), strict=True):
