@@ -67,7 +67,7 @@ def find_data(given: Given, fields: dict[str, Any], vocab_size: int | None, *, f
         _mock(given, fields, found)
     else:
         manifests = _manifests(fields, found)
-        _agree(manifests, tokenizer, found)
+        _agree(manifests, tokenizer, found, from_folder=from_folder)
         if not from_folder and found.vocab_size is None and not found.problems:
             found.problems.append(
                 "the vocabulary is not known: no shard of --data-path has a manifest that tells it; give --vocab-size,"
@@ -129,7 +129,9 @@ def _manifests(fields: dict[str, Any], found: FoundData) -> list[tuple[str, Mani
     return manifests
 
 
-def _agree(manifests: Sequence[tuple[str, Manifest]], tokenizer: str | None, found: FoundData) -> None:
+def _agree(
+    manifests: Sequence[tuple[str, Manifest]], tokenizer: str | None, found: FoundData, *, from_folder: bool
+) -> None:
     """One tokenizer for all shards, and the vocabulary it tells."""
     known = [(prefix, one) for prefix, one in manifests if one.tokenizer_fingerprint is not None]
     for prefix, one in known:
@@ -144,6 +146,9 @@ def _agree(manifests: Sequence[tuple[str, Manifest]], tokenizer: str | None, fou
     sizes = [one.vocab_size for _, one in manifests if one.vocab_size is not None]
     if found.vocab_size is None and sizes:
         found.vocab_size = max(sizes)
+        # A model folder has its own, which the engine holds against the shards'.
+        if from_folder:
+            return
         found.notices.append(f"vocabulary of {found.vocab_size:,} tokens, from the shard's manifest")
 
 

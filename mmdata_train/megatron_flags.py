@@ -82,7 +82,7 @@ def in_flags(message: str) -> str:
     """A message about the configuration in the words of the command line: `train.lr` as `--lr`."""
     names: dict[str, str] = {}
     for flag in FLAGS.values():
-        if flag.fate in ("=", "@") and "." in flag.target:
+        if flag.fate in ("=", "@") and ("." in flag.target or flag.target.startswith("lora_")):
             names.setdefault(flag.target, f"--{flag.name}")
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     return re.sub(rf"(?<![\w.])(?:{pattern})\b(?!\.)", lambda match: names[match[0]], message)

@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from mmdata_train.megatron_table import FLAGS, REFUSED_FAMILIES, Flag
 
+DIFFERENCES = (
+    "Dropout is 0 unless given; Megatron's default is 0.1. The run says so.",
+    "Without `--train-iters` and `--train-samples` the run is one epoch; without `--split` everything is trained on.",
+    "Without `--vocab-size` and a tokenizer the vocabulary is that of the shard's manifest.",
+    "The loss is the mean over the counted tokens of the global batch (Megatron's `--calculate-per-token-loss`).",
+    "A found run in `--save` is continued, with `--load` or without.",
+    "`--load` takes a Hugging Face folder (weights, step 0; shape flags that contradict it are an error) or a folder"
+    " this engine saved (continued in `--save`, in any layout). Megatron's own checkpoints are refused with the"
+    " conversion to use; nothing is unpickled.",
+    "The loss scale of `--fp16` starts at 65,536 instead of 2^32, every step is logged, `--lr` is 1e-5 when absent.",
+    "Flags that Megatron ignores without another one (`--num-query-groups` without `--group-query-attention`) are"
+    " errors.",
+)
+"""What a user of Megatron would not expect, for the page."""
+
 
 def markdown() -> str:
     """docs/megatron-flags.md: the table for readers."""
@@ -18,6 +33,7 @@ def markdown() -> str:
         "",
         "This page is made from `mmdata_train/megatron_table.py` (`python tools/pretrain_gpt.py --table`).",
     ]
+    lines += ["", "## What differs from Megatron", "", *(f"- {text}" for text in DIFFERENCES)]
     section = ""
     for flag in FLAGS.values():
         if flag.section != section:

@@ -57,8 +57,8 @@ hidden-size i - =model.hidden_size
 num-attention-heads i - =model.num_heads
 ffn-hidden-size i - @model.intermediate_size 4 x hidden size; with --swiglu 8/3 x, rounded down to 64 (Megatron's rule)
 kv-channels i - @model.head_dim hidden size / heads, which must divide
-group-query-attention b false @model.num_kv_heads heads share keys and values in --num-query-groups groups
 num-query-groups i 1 @model.num_kv_heads needs --group-query-attention; Megatron ignores it without
+group-query-attention b false @model.num_kv_heads heads share keys and values in --num-query-groups groups
 max-position-embeddings i - @model.max_positions at least --seq-length
 normalization LayerNorm|RMSNorm LayerNorm @model.norm
 norm-epsilon f 1e-5 =model.norm_eps
@@ -190,7 +190,7 @@ min-lr f 0.0 =train.min_lr
 lr-decay-style constant|linear|cosine|inverse-square-root|WSD linear @train.lr_schedule
 lr-decay-iters i - @train.steps must equal --train-iters: the rate decays over the whole run
 lr-decay-samples i - @train.steps must equal --train-samples: the rate decays over the whole run
-lr-warmup-iters i 0 @train.warmup_steps
+lr-warmup-iters i 0 @train.warmup_steps step k of N has k/N of the rate (Megatron: (k-1)/N, so 0 at the first)
 lr-warmup-samples i 0 @train.warmup_steps a multiple of --global-batch-size
 lr-warmup-fraction f - =train.warmup_ratio
 lr-warmup-init f 0.0 ?warm-up starts from the first step's share of --lr

@@ -101,6 +101,7 @@ def train(prepared: Prepared) -> None:
 
 def start(prepared: Prepared, world: int) -> int:
     """Start the ranks with torchrun's launcher and wait for them; returns the exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from mmdata_train.ranks import start_ranks
@@ -111,6 +112,9 @@ def start(prepared: Prepared, world: int) -> int:
         rank, failure = error.get_first_failure()
         say([f"error: rank {rank} failed first, with exit code {failure.exitcode}; its own lines above say why"])
         return 2 if failure.exitcode == 2 else 1
+    except SignalException as error:
+        say([f"stopped by {error.sigval.name}; the same command goes on from the last checkpoint"])
+        return 1
     return 0
 
 
@@ -124,7 +128,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     try:
         prepared, world, running = read(arguments)
-        say([*prepared.notices, f"{world} ranks; the same run as YAML: {Path(prepared.config.output.dir) / YAML}"])
+        ranks = "1 rank" if world == 1 else f"{world} ranks"
+        say([*prepared.notices, f"{ranks}; the same run as YAML: {Path(prepared.config.output.dir) / YAML}"])
         make_ready(prepared)
         if os.environ.get("RANK", "0") == "0":
             folder = Path(prepared.config.output.dir)

@@ -114,6 +114,22 @@ def test_fused_gelu_of_megatron_is_the_tanh_form() -> None:
     assert not torch.allclose(torch.nn.functional.gelu(x), ours, atol=1e-6)
 
 
+@pytest.mark.peer
+@pytest.mark.parametrize("left", [0, 3])
+def test_window_holds_the_positions_megatrons_mask_leaves_open(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("megatron.core.transformer.utils")
+    from mmdata_train.attention import block_causal_mask
+
+    window = model_of(f"--window-size {left},0").sliding_window
+    ours = block_causal_mask(8, None, window, torch.device("cpu"))
+    assert ours is not None
+    ones = torch.ones
+    # Megatron makes its mask on a GPU.
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, **more: ones(*shape, **more))
+    assert torch.equal(ours[0, 0], ~theirs.get_sliding_window_causal_mask(8, 8, (left, 0)))
+
+
 def test_gated_width_is_rounded_down_as_megatron_does() -> None:
     assert config_of("--hidden-size 4096 --swiglu").model.intermediate_size == 10880  # type: ignore[union-attr]
     assert model_of("--hidden-size 4096").intermediate_size == 16384
@@ -380,4 +396,5 @@ def test_messages_speak_in_flags() -> None:
         "--tensor-model-parallel-size 4 does not divide --num-attention-heads 6"
     )
     assert in_flags("train.global_batch_size 7, data.seq_length") == "--global-batch-size 7, --seq-length"
+    assert in_flags("model.num_kv_heads 5, lora_rank is 8") == "--num-query-groups 5, --lora-rank is 8"
     assert in_flags("train.lr is not train.lr_schedule") == "--lr is not --lr-decay-style"
