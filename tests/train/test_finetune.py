@@ -112,7 +112,7 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment["OMP_NUM_THREADS"] = "1"
     return subprocess.run(
         [sys.executable, "-m", "mmdata_train", *arguments],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=170, encoding="utf-8", check=False,
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, encoding="utf-8", check=False,
     )  # fmt: skip
 
 
