@@ -97,11 +97,13 @@ def assemble(encoder: StretchEncoder, jobs: Sequence[Job]) -> Sequences:
     if not jobs:
         return Sequences.concatenate([])
     texts: list[str] = []
+    keep = texts.append
     for program, values in jobs:
         if program.plan is None:
             texts += [stretch.text(values) for stretch in program.stretches]
-        else:
-            texts += [prefix + values[slot] + suffix for prefix, slot, suffix in program.plan]
+            continue
+        for prefix, slot, suffix in program.plan:
+            keep(prefix + values[slot] + suffix)
     table = _Table(jobs)
     later, _ = table.gather("later")
     batch = encoder.encode(texts, later)
@@ -141,9 +143,8 @@ class _Table:
         arrays = [getattr(program, name) for program in self._programs]
         sizes = np.array([len(array) for array in arrays], np.int64)
         counts = sizes[self._which]
-        shift = (np.cumsum(sizes) - sizes)[self._which] - (np.cumsum(counts) - counts)
-        places = np.repeat(shift, counts) + np.arange(int(counts.sum()))
-        return np.concatenate(arrays)[places], counts
+        starts = (np.cumsum(sizes) - sizes)[self._which]
+        return np.concatenate(arrays)[ragged(starts, counts)], counts
 
 
 class _Edges:
@@ -155,6 +156,7 @@ class _Edges:
         self._within, counts = table.gather("edge_tokens")
         self._place, inner = table.gather("inner_edges")
         self._sizes = table.gather("inner_sizes")[0]
+        self._prefix_lengths, self._prefixes = table.gather("prefix_lengths")[0], table.gather("prefixes")[0]
         stretches = table.gather("later")[1]
         self._job = np.repeat(np.arange(len(jobs)), inner)
         self._edge = self._place + (np.cumsum(counts) - counts)[self._job]
@@ -164,40 +166,67 @@ class _Edges:
         """Tokens of its item before each edge.
 
         A token across an edge counts, as in transformers: a start takes the first token that ends behind it, an end
-        all tokens that begin before it.
+        all tokens that begin before it. Where a stretch begins with the very ids of the fixed text before the edge, no
+        token lies across and the edge is behind them; only the others are looked up.
         """
         within = self._within
         if not len(self._edge):
             return within
-        sizes = self._encoder.byte_lengths(batch.tokens)
-        if sizes is None:
-            within[self._edge] = self._slow(np.arange(len(self._edge)), np.zeros(len(self._edge), np.int64), later)
+        if not self._encoder.joins_bytes:
+            within[self._edge] = self._by_offsets(np.arange(len(self._edge)), later)
             return within
-        for i in np.flatnonzero(self._sizes < 0).tolist():
-            self._sizes[i] = len(self._before(i).encode())
-        token_ends = np.concatenate(([0], np.cumsum(sizes)))
-        first = (np.cumsum(batch.lengths) - batch.lengths)[self._text]
-        target = token_ends[first] + self._sizes
-        is_end = self._place % 2 == 1
-        starts = np.searchsorted(token_ends[1:], target, side="right")
-        found: Indices = np.where(is_end, np.searchsorted(token_ends[:-1], target, side="left"), starts) - first
-        chosen = [self._texts[number] for number in self._text.tolist()]
-        if not unicodedata.is_normalized("NFC", "".join(chosen)):
-            # The tokenizer may have composed some of them: their bytes are not those of the text.
-            odd = [i for i, text in enumerate(chosen) if not unicodedata.is_normalized("NFC", text)]
-            found = self._slow(np.array(odd, np.int64), found, later)
+        first = np.cumsum(batch.lengths) - batch.lengths
+        places = ragged(first[self._text], self._prefix_lengths)
+        # A prefix that reaches beyond its stretch is cut short by the end of the batch at worst.
+        same = batch.tokens[np.minimum(places, max(0, len(batch.tokens) - 1))] == self._prefixes
+        of_edge = np.repeat(np.arange(len(self._edge)), self._prefix_lengths)
+        fits = np.bincount(of_edge[same], minlength=len(self._edge)) == self._prefix_lengths
+        fits &= (self._prefix_lengths > 0) & (self._prefix_lengths <= batch.lengths[self._text])
+        found = self._prefix_lengths
+        others = np.flatnonzero(~fits)
+        if len(others):
+            found[others] = self._by_bytes(others, batch, first, later)
         within[self._edge] = found
         return within
+
+    def _by_bytes(self, numbers: Indices, batch: TokenBatch, first: Indices, later: Any) -> Indices:
+        """Places of some of the edges through the bytes of the tokens."""
+        owner = self._text[numbers]
+        lengths = batch.lengths[owner]
+        sizes = self._sizes[numbers]
+        for i in np.flatnonzero(sizes < 0).tolist():
+            sizes[i] = len(self._before(int(numbers[i])).encode())
+        token_ends = np.cumsum(self._encoder.byte_lengths(batch.tokens[ragged(first[owner], lengths)]))
+        token_ends = np.concatenate(([0], token_ends))
+        begin = np.cumsum(lengths) - lengths
+        target = token_ends[begin] + sizes
+        starts = np.searchsorted(token_ends[1:], target, side="right")
+        is_end = self._place[numbers] % 2 == 1
+        found: Indices = np.where(is_end, np.searchsorted(token_ends[:-1], target, side="left"), starts) - begin
+        # The tokenizer may have composed some of them (NFC): their bytes are not those of the text.
+        texts = [self._texts[number] for number in owner.tolist()]
+        odd = [i for i, text in enumerate(texts) if not unicodedata.is_normalized("NFC", text)]
+        if odd:
+            found[odd] = self._by_offsets(numbers[odd], later)
+        return found
 
     def _before(self, number: int) -> str:
         program, values = self._jobs[int(self._job[number])]
         edge = program.edges[int(self._place[number])]
         return edge.before(values, program.stretches[edge.stretch])
 
-    def _slow(self, numbers: Indices, found: Indices, later: Any) -> Indices:
-        """Places by the tokenizer's own offsets."""
-        for number in numbers.tolist():
+    def _by_offsets(self, numbers: Indices, later: Any) -> Indices:
+        """Places of some of the edges by the tokenizer's own offsets."""
+        found = np.empty(len(numbers), np.int64)
+        for i, number in enumerate(numbers.tolist()):
             text = int(self._text[number])
             first, count = self._encoder.positions(self._texts[text], bool(later[text]), len(self._before(number)))
-            found[number] = count if self._place[number] % 2 else first
+            found[i] = count if self._place[number] % 2 else first
         return found
+
+
+def ragged(starts: Indices, counts: Indices) -> Indices:
+    """The ranges `starts[i]` to `starts[i] + counts[i]`, back to back."""
+    shift = starts - (np.cumsum(counts) - counts)
+    places: Indices = np.repeat(shift, counts) + np.arange(int(counts.sum()))
+    return places

@@ -10,43 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from mmdata.chat.conversation import SIMPLE, Builder, Fault
 from mmdata.chat.turns import TurnPolicy, order_fault, repair
+from mmdata.chat.usual import PAIRS, ROLES, SHORT_ROLES, TURN_KEYS, UsualReader
 from mmdata.document import Document, Part
 from mmdata.errors import ChatRecordError, UsageError
 from mmdata.records import RecordParser, record_id
 
 FORMATS = ("auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "question-answer", "input-output")
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
-    "function_call": "call",
-    "tool_call": "call",
-}
-_SHORT_ROLES = {word: role for word, role in ROLES.items() if role != "call"}
 MAP_TARGETS = ("system", "user", "input", "assistant", "history", "tools", "messages", "role", "content", "text")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_PAIRS = {
-    "prompt-completion": ("prompt", ("completion", "response")),
-    "question-answer": ("question", ("answer",)),
-    "input-output": ("input", ("output",)),
-}
 
 
 @dataclass(frozen=True)
@@ -82,14 +57,20 @@ def chat_parser(
     """The parser `mmdata.records.parse_block` calls for each record. Raises UsageError for an unknown format."""
     if format not in FORMATS:
         raise UsageError(f"--format {format!r}: one of {', '.join(FORMATS)}")
-    fields = FieldMap.of(mapping)
-
-    options = ParseOptions(format, fields, on_turns)
+    options = ParseOptions(format, FieldMap.of(mapping), on_turns)
+    usual = UsualReader(format)
 
     def parse(record: dict[str, Any], path: str, input_number: int, line: int) -> Document | str:
+        parts = usual.parts(record)
+        if parts is None:
+            return parse_chat_record(record, path, input_number, line, options)
+        name = record_id(record) if "id" in record else None
+        return Document(path, input_number, line, name, record, parts, None, {"chat": SIMPLE})
+
+    def parse_mapped(record: dict[str, Any], path: str, input_number: int, line: int) -> Document | str:
         return parse_chat_record(record, path, input_number, line, options)
 
-    return parse
+    return parse_mapped if mapping else parse
 
 
 @dataclass(frozen=True)
@@ -115,10 +96,6 @@ def parse_chat_record(
     try:
         if kind == "text":
             return _plain(record, path, input_number, line, options.fields)
-        if not options.fields.fields and not options.fields.words:
-            parts = _one_exchange(record, kind) if kind in _EXCHANGES else _usual_turns(record)
-            if parts is not None:
-                return Document(path, input_number, line, record_id(record), record, parts, meta={"chat": SIMPLE})
         builder = to_messages(record, kind, options.fields)
         fault = order_fault(builder.messages)
         repairs: list[str] = []
@@ -137,7 +114,7 @@ def parse_chat_record(
 
 def detect_format(record: Mapping[str, Any], fields: FieldMap = FieldMap({}, {})) -> str | None:
     """The format a record's keys show, or None. Mapped names count as the names they stand for."""
-    for name in fields.name("messages", "messages", "conversations", "conversation"):
+    for name in fields.name("messages", *TURN_KEYS):
         if name in record and isinstance(turns := record[name], list):
             first = next((turn for turn in turns if isinstance(turn, dict)), {})
             return "sharegpt" if "from" in first and "role" not in first else "messages"
@@ -145,7 +122,7 @@ def detect_format(record: Mapping[str, Any], fields: FieldMap = FieldMap({}, {})
         return "alpaca"
     if "instruction" in record and ("output" in record or "response" in record):
         return "alpaca"
-    for kind, (question, answers) in _PAIRS.items():
+    for kind, (question, answers) in PAIRS.items():
         if question in record and not record.keys().isdisjoint(answers):
             return kind
     if any(name in record for name in fields.name("text", "text")):
@@ -161,76 +138,11 @@ def to_messages(record: Mapping[str, Any], kind: str, fields: FieldMap = FieldMa
     elif kind == "alpaca":
         _from_alpaca(record, builder, fields)
     else:
-        question, answers = _PAIRS[kind]
+        question, answers = PAIRS[kind]
         _system(record, builder, fields)
         builder.add("user", [_text(record, fields.name("user", question))])
         builder.add("assistant", [_text(record, fields.name("assistant", *answers))])
     return builder
-
-
-_EXCHANGES = ("alpaca", *_PAIRS)
-
-
-def _one_exchange(record: Mapping[str, Any], kind: str) -> tuple[Part, ...] | None:
-    """The parts of a question and an answer with nothing else, which most instruction records are; else None.
-
-    Gives what the general way gives, in a third of the time.
-    """
-    if kind == "alpaca":
-        question, first, second = "instruction", "output", "response"
-        if record.get("input") or record.get("history"):
-            return None
-    else:
-        question, (first, *rest) = _PAIRS[kind]
-        second = rest[0] if rest else first
-    answer = first if first in record else second
-    asked, said = record.get(question), record.get(answer)
-    if record.get("system") or not (isinstance(asked, str) and isinstance(said, str)):
-        return None
-    if not asked.strip() or not said.strip():
-        return None
-    return (Part(question, "user", asked), Part(answer, "assistant", said))
-
-
-def _usual_turns(record: Mapping[str, Any]) -> tuple[Part, ...] | None:
-    """The parts of messages that take turns as they should and hold texts alone; else None."""
-    where = next((name for name in _TURN_KEYS if name in record), None)
-    turns = record[where] if where is not None else None
-    if where is None or not isinstance(turns, list) or not turns or not isinstance(turns[0], dict):
-        return None
-    if not record.keys().isdisjoint(_BESIDE) and any(record.get(name) for name in _BESIDE):
-        return None
-    word, field = ("role", "content") if "role" in turns[0] else ("from", "value")
-    parts: list[Part] = []
-    awaited, other = "user", "assistant"
-    for path, turn in zip(_paths(where, field, len(turns)), turns, strict=False):
-        if type(turn) is not dict or len(turn) != 2:
-            return None
-        said, text = turn.get(word), turn.get(field)
-        if type(said) is not str or type(text) is not str or not text or text.isspace():
-            return None
-        role = _SHORT_ROLES.get(said)
-        if role == awaited:
-            awaited, other = other, awaited
-        elif role != "system" or parts:
-            return None
-        parts.append(Part(path, role, text))
-    return tuple(parts) if len(parts) > 2 or (len(parts) == 2 and parts[1].role == "assistant") else None
-
-
-@cache
-def _long_paths(where: str, field: str) -> tuple[str, ...]:
-    return tuple(f"{where}[{i}].{field}" for i in range(256))
-
-
-def _paths(where: str, field: str, count: int) -> Sequence[str]:
-    """The json paths of `count` messages."""
-    known = _long_paths(where, field)
-    return known if count <= len(known) else [f"{where}[{i}].{field}" for i in range(count)]
-
-
-_TURN_KEYS = ("messages", "conversations", "conversation")
-_BESIDE = ("system", "tools", "functions")
 
 
 def _plain(record: dict[str, Any], path: str, input_number: int, line: int, fields: FieldMap) -> Document:
@@ -262,7 +174,7 @@ def _from_alpaca(record: Mapping[str, Any], builder: Builder, fields: FieldMap) 
 
 
 def _from_turns(record: Mapping[str, Any], builder: Builder, fields: FieldMap) -> None:
-    where = next((n for n in fields.name("messages", "messages", "conversations", "conversation") if n in record), None)
+    where = next((n for n in fields.name("messages", *TURN_KEYS) if n in record), None)
     turns = record.get(where) if where else None
     if where is None or not isinstance(turns, list):
         raise Fault("missing-key", f"no list of messages among the keys {_names(record)}")
@@ -293,7 +205,7 @@ def _short_turn(turn: Any) -> tuple[str, str, str] | None:
     else:
         role, field = turn.get("from"), "value"
     text = turn.get(field)
-    known = _SHORT_ROLES.get(role) if isinstance(role, str) else None
+    known = SHORT_ROLES.get(role) if isinstance(role, str) else None
     return (known, field, text) if known is not None and isinstance(text, str) else None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from mmdata.chat.segments import Data, Literal
 from mmdata.chat.spans import Atom, Position
 from mmdata.chat.stretches import StretchEncoder
-from mmdata.chat.tracer import Step, for_texts, instructions
+from mmdata.chat.tracer import Step, instructions, text_instructions
 
 Part = int | str
 
@@ -53,6 +53,7 @@ class Edge:
     """One end of a counted range: `token` tokens into `item`, or, inside a stretch, behind its first `parts`.
 
     stretch: which stretch, -1 for a fixed place. constant: the bytes of `parts` where they hold no text of the record.
+    prefix: the ids of these parts by themselves; a stretch that begins with them has its edge behind them.
     """
 
     item: int
@@ -60,6 +61,7 @@ class Edge:
     stretch: int = -1
     parts: tuple[Part, ...] = ()
     constant: int = -1
+    prefix: tuple[int, ...] = ()
 
     def before(self, values: list[Any], stretch: Stretch) -> str:
         """The text of the stretch before this edge."""
@@ -72,21 +74,30 @@ class Edge:
 class Program:
     """What one shape of record becomes.
 
-    code: how to get the slots of a record; text_code: from the contents alone, where that is enough. stretches: the
-    texts to encode, in order; plan: the same as (prefix, slot, suffix) where all are so simple; later: whether text
-    stands before each. item_lengths: int64, the number of tokens of each item, -1 for a stretch. fixed: int32, the ids
-    of all fixed items. edges: start, end, start, ... of the counted ranges; edge_items, edge_tokens: the same as int64;
+    code: how to get the slots of a record. text_code: the same from the contents alone, where takes_texts says that
+    this is enough; slot i is then the content of message i, and what is made of them follows. stretches: the texts to
+    encode, in order; plan: the same as (prefix, slot, suffix) where all are so simple; later: whether text stands
+    before each. item_lengths: int64, the number of tokens of each item, -1 for a stretch. fixed: int32, the ids of all
+    fixed items. edges: start, end, start, ... of the counted ranges; edge_items, edge_tokens: the same as int64;
     inner_edges, inner_stretches, inner_sizes: int64, which of them lie inside a stretch, which one, and how many bytes
-    into it (-1: depends on the record). empty_blocks: empty thinking blocks rendered. text_parts: the string the
-    template rendered. reusable: whether another record may replay it. replays: how often one was compared with the
-    template.
+    into it (-1: depends on the record); prefixes, prefix_lengths: int32 and int64, the `Edge.prefix` of these.
+    empty_blocks: empty thinking blocks rendered. text_parts: the string the template rendered. reusable: whether
+    another record may replay it. replays: how often one was compared with the template.
     """
 
     def __init__(
-        self, steps: Sequence[Step], items: Items, text_parts: tuple[Part, ...], empty_blocks: int, reusable: bool
+        self,
+        steps: Sequence[Step],
+        items: Items,
+        text_parts: tuple[Part, ...] = (),
+        empty_blocks: int = 0,
+        *,
+        reusable: bool = True,
+        contents_first: bool = False,
     ) -> None:
         self.code = instructions(steps)
-        self.text_code = for_texts(self.code)
+        self.text_code = text_instructions(steps) if contents_first else ()
+        self.takes_texts = contents_first
         self.stretches = tuple(items.stretches)
         plans = [stretch.plan() for stretch in items.stretches]
         self.plan = None if None in plans else tuple(plan for plan in plans if plan is not None)
@@ -100,6 +111,8 @@ class Program:
         self.inner_edges = np.array(inner, np.int64)
         self.inner_stretches = np.array([self.edges[number].stretch for number in inner], np.int64)
         self.inner_sizes = np.array([self.edges[number].constant for number in inner], np.int64)
+        self.prefix_lengths = np.array([len(self.edges[number].prefix) for number in inner], np.int64)
+        self.prefixes = np.array([token for number in inner for token in self.edges[number].prefix], np.int32)
         self.text_parts, self.empty_blocks, self.reusable = text_parts, empty_blocks, reusable
         self.replays = 0
 
@@ -208,7 +221,7 @@ class Compiler:
             if any(isinstance(part, int) for part in stretch.parts):
                 item = items.add_stretch(stretch)
                 for place, side in inner:
-                    where[(place, side)] = _edge_in(item, len(items.stretches) - 1, stretch, place[1])
+                    where[(place, side)] = self._edge_in(item, len(items.stretches) - 1, stretch, place[1])
             else:
                 where.update(self._fixed_stretch(stretch, items, inner))
         final = items.add_fixed([])
@@ -233,21 +246,23 @@ class Compiler:
             found[(place, side)] = Edge(base.item, base.token + (first if side == "start" else count))
         return found
 
+    def _edge_in(self, item: int, number: int, stretch: Stretch, count: int) -> Edge:
+        """The edge behind the first `count` parts of a stretch."""
+        parts = stretch.parts[:count]
+        if not parts:
+            return Edge(item)
+        if stretch.strip_left or stretch.strip_right or any(isinstance(part, int) for part in parts):
+            return Edge(item, 0, number, parts)
+        text = "".join(map(str, parts))
+        prefix = self._encoder.encode([text], [stretch.later]).tokens.tolist()
+        return Edge(item, 0, number, parts, len(text.encode()), tuple(prefix))
+
     def _strips(self, group: list[_Unit]) -> tuple[bool, bool]:
         """Whether this control token swallows white space to its left and right."""
         if group[0].control is None:
             return False, False
         special = self._encoder.specials[str(group[0].part)]
         return special.lstrip, special.rstrip
-
-
-def _edge_in(item: int, number: int, stretch: Stretch, count: int) -> Edge:
-    """The edge behind the first `count` parts of a stretch."""
-    parts = stretch.parts[:count]
-    if not parts:
-        return Edge(item)
-    fixed = not stretch.strip_left and not stretch.strip_right and all(isinstance(part, str) for part in parts)
-    return Edge(item, 0, number, parts, len("".join(map(str, parts)).encode()) if fixed else -1)
 
 
 class Items:
@@ -280,4 +295,4 @@ def plain_program(tail: Sequence[int]) -> Program:
     items.edges.append(Edge(items.add_stretch(Stretch((0,), False))))
     items.add_fixed(list(tail))
     items.edges.append(items.add_fixed([]))
-    return Program((), items, (0,), 0, True)
+    return Program((), items, (0,))

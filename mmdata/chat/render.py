@@ -118,15 +118,8 @@ class ChatRenderer:
         """
         counters: dict[str, int] = {}
         drops: dict[int, Drop] = {}
-        jobs: list[_Job] = []
         kinds = {"with": 0, "empty": 0, "without": 0, "plain": 0}
-        for number, document in enumerate(documents):
-            made = self._job(document)
-            if isinstance(made, Drop):
-                drops[number] = made
-                continue
-            kinds[made[2]] += 1
-            jobs.append((number, made[0], made[1]))
+        jobs = self._jobs(documents, drops, kinds)
         plain = kinds.pop("plain")
         counters.update({"conversations": len(documents) - plain, "plain_documents": plain})
         counters.update({f"thinking_{kind}": count for kind, count in kinds.items()})
@@ -160,18 +153,37 @@ class ChatRenderer:
         made = self._assemble([(0, program, values)])
         return made.tokens, made.spans.reshape(-1, 2)
 
+    def _jobs(self, documents: Sequence[Document], drops: dict[int, Drop], kinds: dict[str, int]) -> list[_Job]:
+        """What is to be encoded; counts documents by kind, drops those that cannot be rendered."""
+        jobs: list[_Job] = []
+        find = self._programs.find_simple
+        for number, document in enumerate(documents):
+            parts = document.parts
+            chat = document.meta.get("chat")
+            if chat is None:
+                kinds["plain"] += 1
+                jobs.append((number, self._plain, [document.text]))
+                continue
+            if chat == SIMPLE:
+                texts = [part.text for part in parts]
+                if "" not in texts and not any(["</think>" in text for text in texts]):
+                    found = find(tuple([part.role for part in parts]), texts)
+                    if found is not None:
+                        program, values = found
+                        kinds["empty" if program.empty_blocks else "without"] += 1
+                        jobs.append((number, program, values))
+                        continue
+            made = self._job(document)
+            if isinstance(made, Drop):
+                drops[number] = made
+                continue
+            kinds[made[2]] += 1
+            jobs.append((number, made[0], made[1]))
+        return jobs
+
     def _job(self, document: Document) -> tuple[Program, list[Any], str] | Drop:
-        if "chat" not in document.meta:
-            return self._plain, [document.text], "plain"
+        """The general way: program, values and kind of reasoning of a conversation."""
         try:
-            if document.meta["chat"] == SIMPLE:
-                texts = [part.text for part in document.parts]
-                if "" in texts:
-                    return _drop(document, "empty-message", texts.index(""))
-                if not any(["</think>" in text for text in texts]):
-                    roles = tuple([part.role for part in document.parts])
-                    program, values = self._programs.find_simple(roles, texts)
-                    return program, values, "empty" if program.empty_blocks else "without"
             messages, tools = conversation_of(document)
             bare = [i for i, m in enumerate(messages) if not m["content"] and not m.get("tool_calls")]
             if bare and messages[bare[0]]["role"] != "tool":

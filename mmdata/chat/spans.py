@@ -56,6 +56,10 @@ class Layout:
                     atoms.append(segment)
         return Layout(tuple(atoms), tuple(marked))
 
+    def with_slots(self, slots: Sequence[int]) -> Layout:
+        """The same with slot i called `slots[i]`."""
+        return Layout(tuple(Data(slots[a.slot], a.text) if isinstance(a, Data) else a for a in self.atoms), self.marked)
+
 
 @dataclass(frozen=True)
 class Turn:

@@ -72,10 +72,8 @@ class StretchEncoder:
         first = int(np.argmax(ends > offset)) if (ends > offset).any() else len(ends)
         return first, int(np.count_nonzero(starts < offset))
 
-    def byte_lengths(self, tokens: Tokens) -> Indices | None:
-        """Bytes of each token, int64; None where ids are not the bytes of the text, composed (NFC) at most."""
-        if not self._joins_bytes:
-            return None
+    def byte_lengths(self, tokens: Tokens) -> Indices:
+        """Bytes of each token, int64; they say where a token lies in its text only where `joins_bytes`."""
         sizes: Indices = self._sizes[tokens]
         unknown = sizes < 0
         if unknown.any():
@@ -90,7 +88,8 @@ class StretchEncoder:
         return np.full(self.tokenizer.vocab_size, -1, np.int64)
 
     @cached_property
-    def _joins_bytes(self) -> bool:
+    def joins_bytes(self) -> bool:
+        """Whether tokens are the bytes of the text, composed (NFC) at most."""
         # No character of the probe changes under NFC; each changes under another normaliser in use.
         probe = "a B\n\n\tä É ß ﬁ ① ½ Ａ ｶ 中文 ``x'' …  y"
         ids = self.tokenizer.encode_batch([probe]).tokens

@@ -9,7 +9,8 @@ again. A step costs about 0.1 microsecond. Holds no Jinja and no tokenizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 Path = tuple[str | int, ...]
@@ -137,8 +138,38 @@ def _itself(value: Any) -> Any:
     return value
 
 
+def contents_first(steps: Sequence[Step], count: int) -> tuple[list[Step], list[int]] | None:
+    """The steps in another order, so that slot i is the content of message i (of `count`) and what is made of them
+    follows; and the new slot of each old one. None where more than the contents is looked at.
+
+    Reading early changes nothing: a replay fails as a whole or not at all.
+    """
+    slots: list[int] = []
+    following = count
+    for step in steps:
+        if isinstance(step, Leaf):
+            if len(step.path) != 3 or step.path[0] != "messages" or step.path[2] != "content" or step.kind is not str:
+                return None
+            slots.append(int(step.path[1]))
+        elif not isinstance(step, Guard):
+            slots.append(following)
+            following += 1
+    made: list[Step] = [Leaf(("messages", i, "content"), str) for i in range(count)]
+    for step in steps:
+        if isinstance(step, (Guard, Derive)):
+            made.append(replace(step, source=slots[step.source]))
+        elif isinstance(step, Join):
+            made.append(Join(tuple(slots[part] if isinstance(part, int) else part for part in step.parts)))
+        elif isinstance(step, Constant):
+            made.append(step)
+    return made, slots
+
+
 Instruction = tuple[int, Any, Any, Any]
-_GUARD, _DERIVE, _MESSAGE, _LEAF, _JOIN, _CONSTANT, _TEXT = range(7)
+TextInstruction = tuple[Function, int, Any]
+_GUARD, _DERIVE, _MESSAGE, _LEAF, _JOIN, _CONSTANT = range(6)
+_ALL = -1  # the source of a step that takes all values
+_MADE = object()  # stands for the answer of a step that makes a value
 
 
 def instructions(steps: Sequence[Step]) -> tuple[Instruction, ...]:
@@ -159,21 +190,46 @@ def instructions(steps: Sequence[Step]) -> tuple[Instruction, ...]:
     return tuple(code)
 
 
-def for_texts(code: tuple[Instruction, ...]) -> tuple[Instruction, ...] | None:
-    """The same for a list of the messages' contents in place of the messages; None where more is looked at."""
-    made: list[Instruction] = []
-    for instruction in code:
-        if instruction[0] == _LEAF or (instruction[0] == _MESSAGE and instruction[2] != "content"):
-            return None
-        made.append((_TEXT, instruction[1], None, None) if instruction[0] == _MESSAGE else instruction)
-    return tuple(made)
+def text_instructions(steps: Sequence[Step]) -> tuple[TextInstruction, ...]:
+    """The steps of `contents_first` for `replay_texts`."""
+    code: list[TextInstruction] = []
+    for step in steps:
+        if isinstance(step, Guard):
+            code.append((step.function, step.source, step.expected))
+        elif isinstance(step, Derive):
+            code.append((step.function, step.source, _MADE))
+        elif isinstance(step, Join):
+            code.append((partial(_joined, step.parts), _ALL, _MADE))
+        elif isinstance(step, Constant):
+            code.append((partial(_constant, step.value), _ALL, _MADE))
+    return tuple(code)
+
+
+def replay_texts(code: tuple[TextInstruction, ...], texts: list[str]) -> list[Any] | None:
+    """The values of all slots for messages that are `texts`, or None where a guard does not hold."""
+    values: list[Any] = texts.copy()
+    try:
+        for function, source, expected in code:
+            answer = function(values[source] if source >= 0 else values)
+            if expected is _MADE:
+                values.append(answer)
+            elif answer != expected:
+                return None
+    except MISMATCH:
+        return None
+    return values
+
+
+def _joined(parts: tuple[int | str, ...], values: list[Any]) -> str:
+    return "".join([part if isinstance(part, str) else values[part] for part in parts])
+
+
+def _constant(value: Any, _: list[Any]) -> Any:
+    return value
 
 
 def replay(code: tuple[Instruction, ...], record: dict[str, Any]) -> list[Any] | None:
-    """The values of all slots for another record, or None where a guard or a path does not hold.
-
-    record: its `messages` are the messages, or for the code of `for_texts` their contents.
-    """
+    """The values of all slots for another record, or None where a guard or a path does not hold."""
     values: list[Any] = []
     messages = record["messages"]
     value: Any
@@ -187,8 +243,6 @@ def replay(code: tuple[Instruction, ...], record: dict[str, Any]) -> list[Any] |
                 if type(value) is not wanted:
                     return None
                 values.append(value)
-            elif operation == _TEXT:
-                values.append(messages[what])
             elif operation == _DERIVE:
                 values.append(how(values[what]))
             elif operation == _LEAF:
@@ -199,7 +253,7 @@ def replay(code: tuple[Instruction, ...], record: dict[str, Any]) -> list[Any] |
                     return None
                 values.append(value)
             elif operation == _JOIN:
-                values.append("".join([part if isinstance(part, str) else values[part] for part in what]))
+                values.append(_joined(what, values))
             else:
                 values.append(what)
     except MISMATCH:

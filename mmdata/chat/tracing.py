@@ -23,7 +23,7 @@ from mmdata.chat.templates import ChatTemplate
 from mmdata.chat.thinking import BLOCK_KEY, Thinking, edit_blocks
 from mmdata.chat.traced import TracedStr, segments_of
 from mmdata.chat.traced_json import TracedDict, wrap
-from mmdata.chat.tracer import Tracer, replay
+from mmdata.chat.tracer import Tracer, contents_first, replay, replay_texts
 from mmdata.errors import ChatTemplateError
 
 Messages = Sequence[dict[str, Any]]
@@ -33,6 +33,7 @@ _KEPT_VARIANTS = 32
 _KEPT_STEPS = 400_000
 _KEPT_SIMPLE = 512
 _PINNED_LIMIT = 64  # characters; a program that only fits records repeating more than this is not kept
+_SIMPLE_KEYS = {"role", "content"}
 _HIDDEN = (BLOCK_KEY, "_uncounted")
 
 
@@ -79,21 +80,14 @@ class Programs:
             self._keep(shape, program)
         return program, values
 
-    def find_simple(self, roles: tuple[str, ...], texts: list[str]) -> tuple[Program, list[Any]]:
-        """The same for messages of nothing but a role and a content, without building them."""
-        record = {"messages": texts}
-        kept = self._simple.get(roles, ())
-        for program in kept:
-            values = replay(program.text_code, record)  # type: ignore[arg-type]
-            if values is not None and program.replays >= _CHECKED_REPLAYS:
+    def find_simple(self, roles: tuple[str, ...], texts: list[str]) -> tuple[Program, list[Any]] | None:
+        """The same for messages of nothing but a role and a content, without building them; None where no program
+        that was checked is at hand."""
+        for program in self._simple.get(roles, ()):
+            values = replay_texts(program.text_code, texts)
+            if values is not None:
                 return program, values
-        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        program, values = self.find(messages, None)
-        if program.reusable and program.text_code is not None and program not in kept:
-            if len(self._simple) >= _KEPT_SIMPLE:
-                self._simple.clear()
-            self._simple[roles] = (*kept[-_KEPT_VARIANTS:], program)
-        return program, values
+        return None
 
     def _compile(self, source: str) -> jinja2.Template:
         try:
@@ -113,9 +107,16 @@ class Programs:
             self._steps -= sum(len(gone.code) for gone in self._kept.pop(next(iter(self._kept))))
 
     def _check(self, program: Program, values: list[Any], messages: Messages, tools: list[Any] | None) -> None:
-        if program.replays < _CHECKED_REPLAYS:
-            self._check_text(program, values, messages, tools)
-            program.replays += 1
+        if program.replays >= _CHECKED_REPLAYS:
+            return
+        self._check_text(program, values, messages, tools)
+        program.replays += 1
+        simple = tools is None and all(message.keys() == _SIMPLE_KEYS for message in messages)
+        if simple and program.takes_texts and program.replays == _CHECKED_REPLAYS:
+            if len(self._simple) >= _KEPT_SIMPLE:
+                self._simple.clear()
+            roles = tuple([message["role"] for message in messages])
+            self._simple[roles] = (*self._simple.get(roles, ())[-_KEPT_VARIANTS:], program)
 
     def _check_text(self, program: Program, values: list[Any], messages: Messages, tools: list[Any] | None) -> None:
         """Raise unless the program gives what the template gives without tracing."""
@@ -164,21 +165,33 @@ class Programs:
             turns = finder.turns(answers) if self._needs_turns(full) else []
         finally:
             self._environment.tracer = None
-        return self._compile_program(tracer, full, turns, messages), tracer.values
+        return self._compile_program(tracer, full, turns, messages)
 
     def _needs_turns(self, full: Layout) -> bool:
         return self._options.train_on != "all" or self._options.thinking != "keep" or bool(full.marked)
 
-    def _compile_program(self, tracer: Tracer, full: Layout, turns: list[Turn], messages: Messages) -> Program:
+    def _compile_program(
+        self, tracer: Tracer, full: Layout, turns: list[Turn], messages: Messages
+    ) -> tuple[Program, list[Any]]:
+        """The program of a layout, and the values of its slots."""
         options = self._options
         edited, moved = full, turns
         if options.thinking != "keep":
             edited, moved = edit_blocks(full, turns, options.thinking)
         ranges = self._counted(moved, edited, tracer, messages)
+        steps, values = tracer.steps, tracer.values
+        reordered = contents_first(steps, len(messages))
+        if reordered is not None:
+            steps, slots = reordered
+            edited, full = edited.with_slots(slots), full.with_slots(slots)
+            made = [value for slot, value in zip(slots, values, strict=True) if slot >= len(messages)]
+            values = [*(message["content"] for message in messages), *made]
         items = Compiler(self._encoder, options.tail).compile(edited.atoms, ranges)
         text_parts = tuple(a.slot if isinstance(a, Data) else a.text for a in full.atoms)
         empty = sum(turn.empty_until is not None for turn in moved)
-        return Program(tracer.steps, items, text_parts, empty, tracer.pinned_characters <= _PINNED_LIMIT)
+        reusable = tracer.pinned_characters <= _PINNED_LIMIT
+        program = Program(steps, items, text_parts, empty, reusable=reusable, contents_first=reordered is not None)
+        return program, values
 
     def _counted(
         self, turns: list[Turn], layout: Layout, tracer: Tracer, messages: Messages
