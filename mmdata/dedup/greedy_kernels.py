@@ -16,9 +16,10 @@ from mmdata.dedup.prefix_kernels import (
     COMPARED,
     COMPONENT,
     DOCUMENT,
+    EXTRA,
     FEW,
+    FLOOR,
     HEAD,
-    INDEX_PROBES,
     INDEXED,
     KEPT,
     KEPT_BITS,
@@ -29,15 +30,18 @@ from mmdata.dedup.prefix_kernels import (
     NEXT_SHIFT,
     NOTHING,
     STAMP,
+    STEPS,
     TALLY,
     TOKEN_START,
     VALUE,
     VALUE_STAMP,
+    WIDTH,
     Chunk,
     Walk,
     find,
     post_last,
-    prefixes,
+    prefix_sizes,
+    select_prefix,
     update_index,
 )
 from mmdata.kernels import kernel
@@ -149,7 +153,8 @@ def _scan(w: Walk, chunk: Chunk, d: int, heads: I32, count: int, best: tuple[int
 
     The loops stand in one function: handing the arrays on costs more than a step along a chain.
     """
-    mask, bits, stamp = len(heads) - 1, 8 * len(w.posted) - 1, w.counts[STAMP]
+    mask, bits, stamp = w.counts[WIDTH] - 1, 2 * w.counts[WIDTH] - 1, w.counts[STAMP]
+    steps = 0
     for i in range(count):
         value = w.prefix[i]
         bit = value & bits
@@ -157,6 +162,7 @@ def _scan(w: Walk, chunk: Chunk, d: int, heads: I32, count: int, best: tuple[int
             continue
         posting = np.int64(heads[value & mask])
         while posting >= 0:
+            steps += 1
             packed = w.postings[posting, 1]
             y = packed & KEPT_BITS
             if w.postings[posting, 0] == value and w.kept[y, MARK] != stamp:
@@ -165,16 +171,26 @@ def _scan(w: Walk, chunk: Chunk, d: int, heads: I32, count: int, best: tuple[int
                     _load_probe(w, chunk, d)
                     best = _consider(w, chunk.starts[d + 1] - chunk.starts[d], y, best)
             posting = (packed >> NEXT_SHIFT) - 1
+    w.counts[STEPS] += steps
     return best
 
 
 @kernel
 def _by_index(w: Walk, chunk: Chunk, d: int, threshold: float, sizes: tuple[int, int]) -> tuple[int, float]:
     """As `_one_by_one`, the candidates found through the prefix index; the document's prefixes stand in w.prefix."""
-    w.counts[INDEX_PROBES] += 1
-    short, long = sizes
-    best = _scan(w, chunk, d, w.short_heads, long, (-1, threshold))
-    return _scan(w, chunk, d, w.long_heads, short, best)
+    best = _scan(w, chunk, d, w.short_heads, sizes[1], (-1, threshold))
+    return _scan(w, chunk, d, w.extra_heads, sizes[0], best) if w.counts[EXTRA] > 0 else best
+
+
+@kernel
+def _least_size(chunk: Chunk, d: int) -> int:
+    """The least size among the document and those after it in its component, as far as the chunk goes."""
+    least = chunk.starts[d + 1] - chunk.starts[d]
+    for other in range(d + 1, len(chunk.document)):
+        if chunk.first[other]:
+            break
+        least = min(least, chunk.starts[other + 1] - chunk.starts[other])
+    return int(least)
 
 
 @kernel
@@ -245,7 +261,7 @@ def walk_chunk(w: Walk, chunk: Chunk, threshold: float, begin: int, index_room: 
     kept_of, similarity_of = out
     for d in range(begin, len(chunk.document)):
         if chunk.first[d]:
-            w.counts[KEPT] = w.counts[LINKS] = w.counts[INDEXED] = w.counts[BASE] = 0
+            w.counts[KEPT] = w.counts[LINKS] = w.counts[INDEXED] = w.counts[BASE] = w.counts[FLOOR] = 0
             w.counts[COMPONENT] += 1
         kept_of[d], similarity_of[d] = -1, 0.0
         sizes = (0, 0)
@@ -256,8 +272,11 @@ def walk_chunk(w: Walk, chunk: Chunk, threshold: float, begin: int, index_room: 
             if entries > FEW:
                 if not index_room:
                     return d
-                update_index(w, threshold)
-                sizes = prefixes(w, chunk.values, chunk.starts[d], chunk.starts[d + 1], threshold)
+                span = (chunk.starts[d], chunk.starts[d + 1])
+                below = w.counts[FLOOR] == 0 or span[1] - span[0] < w.counts[FLOOR]
+                update_index(w, _least_size(chunk, d) if below else span[1] - span[0], threshold)
+                sizes = prefix_sizes(span[1] - span[0], w.counts[FLOOR], threshold)
+                select_prefix(w, chunk.values, span, sizes)
                 best = _by_index(w, chunk, d, threshold, sizes)
             elif entries > 0:
                 _load_probe(w, chunk, d)

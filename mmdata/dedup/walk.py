@@ -148,24 +148,22 @@ class CompiledWalker:
         return state
 
     def _grow_index(self, state: Walk, documents: int, tokens: int) -> Walk:
-        """Room in the prefix index for twice as many tokens; it is rebuilt from what is kept."""
+        """Room in the prefix index for twice as many tokens."""
         from mmdata.dedup import prefix_kernels as places
 
         tokens, documents = 2 * tokens, 2 * documents
-        t = self.threshold
-        longs, shorts = (1 - t) * tokens, (1 - t) / (1 + t) * tokens
+        longs = (1 - self.threshold) * tokens
         # Few values share a chain by chance: one that fell into a template's would walk past every document.
-        heads = _power_of_two(int(longs) + documents)
+        heads = max(_power_of_two(int(longs) + documents), places.LEAST_WIDTH)
+        slots = max(_power_of_two(tokens // places.TOKENS_A_SLOT), places.LEAST_WIDTH)
         state = state._replace(
             # Each prefix length is rounded up by two at most.
-            postings=np.empty((int(longs + shorts) + 4 * (documents + 1), 2), dtype=np.int64),
-            short_heads=np.empty(heads, dtype=np.int32),
-            long_heads=np.empty(heads, dtype=np.int32),
-            posted=np.empty(heads // 4, dtype=np.uint8),
-            # Counts may run together: rare ones stay far below the 255 of a template's, and the table stays in cache.
-            frequency=np.zeros(min(max(_power_of_two(tokens >> 4), 1 << 16), 1 << 24), dtype=np.uint8),
+            postings=_resized(state.postings, int(longs) + 2 * (documents + 1)),
+            short_heads=_resized(state.short_heads, heads),
+            extra_heads=_resized(state.extra_heads, heads),
+            posted=_resized(state.posted, heads // 4),
+            frequency=_resized(state.frequency, min(slots, 1 << 24)),
         )
-        state.counts[places.BASE] = state.counts[places.INDEXED] = 0
         self._state, self._index_tokens = state, tokens
         return state
 
@@ -183,7 +181,7 @@ def _empty_walk() -> Walk:
         "frequency": np.uint8,
         "posted": np.uint8,
         "short_heads": np.int32,
-        "long_heads": np.int32,
+        "extra_heads": np.int32,
     }
     arrays: dict[str, Any] = {}
     for name in places.Walk._fields:
@@ -198,6 +196,13 @@ def _grown(array: NDArray[Any], wanted: int) -> NDArray[Any]:
     if wanted <= len(array):
         return array
     larger = np.zeros((2 * wanted, *array.shape[1:]), dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def _resized(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """A copy with `size` rows or more; the rows it has more are not set, and take no memory until they are."""
+    larger = np.empty((max(size, len(array)), *array.shape[1:]), dtype=array.dtype)
     larger[: len(array)] = array
     return larger
 

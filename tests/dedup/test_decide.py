@@ -84,6 +84,27 @@ def test_a_template_bucket_decides_as_the_exhaustive_pass(native: bool) -> None:
     assert (wanted[0] < 0).sum() > 120
 
 
+@pytest.mark.parametrize("order", ["random", "ascending", "descending"])
+@pytest.mark.parametrize("threshold", [0.5, 0.8, 0.95])
+def test_a_component_of_many_sizes_decides_as_the_exhaustive_pass(order: str, threshold: float) -> None:
+    """Sizes differ up to fourfold, so that short prefixes alone would miss pairs, in every order of sizes."""
+    rng = random.Random(17)
+    templates = [[f"t{k}x{i}" for i in range(120)] for k in range(2)]
+    texts = []
+    for _ in range(700):
+        template = templates[rng.random() < 0.3]
+        own = [f"u{rng.randrange(10**9)}" for _ in range(rng.randrange(60))]
+        texts.append(" ".join([*template[: rng.randrange(40, 121)], *own]))
+    texts += [text + " tail end" for text in texts[::9]]
+    rng.shuffle(texts)
+    if order != "random":
+        texts.sort(key=len, reverse=order == "descending")
+    params = DedupParams(threshold=threshold)
+    wanted, found = exhaustive(texts, params), find_duplicates(texts, params)
+    assert np.array_equal(found[0], wanted[0]) and np.array_equal(found[1], wanted[1])
+    assert 0.05 < (wanted[0] >= 0).mean() < 0.95
+
+
 def test_twenty_thousand_documents_that_share_a_template_are_all_kept() -> None:
     texts = template_corpus(random.Random(1), 20_000)
     kept_of, _ = find_duplicates(texts)
