@@ -6,6 +6,7 @@ what the header alone can tell; whether the arrays agree with it is the business
 
 from __future__ import annotations
 
+import operator
 import struct
 from dataclasses import dataclass
 from typing import Any, Final
@@ -181,6 +182,10 @@ def dtype_for_vocabulary(vocab_size: int | None) -> np.dtype[Any]:
     """uint16 below a vocabulary of 65,500 (added tokens counted), else, or when unknown, int32."""
     if vocab_size is None:
         return _DTYPE_OF_CODE[4]
+    try:
+        operator.index(vocab_size)
+    except TypeError as error:
+        raise UsageError(f"vocab_size is {vocab_size!r}; it must be an integer") from error
     if vocab_size < 1:
         raise UsageError(f"vocab_size is {vocab_size}; it must be at least 1")
     if vocab_size > 2**31:

@@ -15,7 +15,7 @@ import xxhash
 
 from mmdata.errors import ManifestError
 from mmdata.indexed.durable import FileDigest, write_durably
-from mmdata.indexed.paths import manifest_path
+from mmdata.indexed.paths import SIDECARS, manifest_path
 
 FORMAT_VERSION: Final = 1
 Layout = Literal["plain", "pai"]
@@ -82,6 +82,8 @@ def canonical_json(value: Any, indent: int | None = None) -> bytes:
     return _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
 
 
+_HASH: Final = re.compile("[0-9a-f]{32}")
+_FILES: Final = {"bin", "idx"} | {f"{name}.{end}" for name in SIDECARS for end in ("bin", "idx")}
 _OPTIONAL_TEXT: Final = (str, type(None))
 _OPTIONAL_INTEGER: Final = (int, type(None))
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
@@ -150,15 +152,23 @@ def _check_keys(plain: dict[str, Any], path: str) -> None:
             raise _fault(path, f"has a {type(value).__name__} at {key!r}")
         if isinstance(value, int) and value < 0:
             raise _fault(path, f"has {value} at {key!r}, which cannot be negative")
+    unknown = sorted(plain["files"].keys() - _FILES)
+    if unknown:
+        raise _fault(path, f"lists unknown files {unknown}; known are {', '.join(sorted(_FILES))}")
     for key, allowed in (("layout", ("plain", "pai")), ("loss", ("all", "spans"))):
         if plain[key] not in allowed:
             raise _fault(path, f"has {plain[key]!r} at {key!r}; known are {', '.join(allowed)}")
 
 
+def _is_hash(value: Any) -> bool:
+    """Whether a value can be an xxh3-128 as this package writes it: 32 lower-case hexadecimal digits."""
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+
+
 def _digest(value: Any, where: str, path: str) -> FileDigest:
     if isinstance(value, dict) and value.keys() == {"size", "xxh3_128"}:
         size, digest = value["size"], value["xxh3_128"]
-        if isinstance(size, int) and isinstance(digest, str):
+        if type(size) is int and size >= 0 and _is_hash(digest):
             return FileDigest(size, digest)
     raise _fault(path, f"has no size and xxh3_128 at {where!r}")
 
@@ -166,7 +176,9 @@ def _digest(value: Any, where: str, path: str) -> FileDigest:
 def _input(value: Any, where: str, path: str) -> InputFacts:
     if isinstance(value, dict) and value.keys() == {"path", "size", "xxh3_128"}:
         facts = InputFacts(**value)
-        if isinstance(facts.path, str) and isinstance(facts.size, _OPTIONAL_INTEGER):
+        if isinstance(facts.path, str) and (facts.size is None or type(facts.size) is int):
+            if facts.xxh3_128 is not None and not _is_hash(facts.xxh3_128):
+                raise _fault(path, f"has {facts.xxh3_128!r} at '{where}.xxh3_128', which is no hash")
             return facts
     raise _fault(path, f"has no path, size and xxh3_128 at {where!r}")
 

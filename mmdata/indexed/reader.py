@@ -53,6 +53,8 @@ class IndexedDataset:
         self.multimodal = multimodal
         self._cache_dir = cache_dir
         self.is_remote = is_remote(self.prefix)
+        # Workers and later reads find the shard whatever the working folder is by then.
+        self._place = self.prefix if self.is_remote else os.path.abspath(self.prefix)
         shown = idx_path(self.prefix)
         local = RemoteFile(shown).cached(self._cache_dir or default_cache_dir()) if self.is_remote else shown
         self._index = index = open_index(local, multimodal, shown=shown)
@@ -213,11 +215,11 @@ class IndexedDataset:
         """The manifest, read on first use; None where the shard has none. Raises ManifestError."""
         if not self._manifest_read:
             if self.is_remote:
-                path = manifest_path(self.prefix)
+                path = manifest_path(self._place)
                 content = RemoteFile(path).read_all()
                 self._manifest = None if content is None else parse_manifest(content, path)
             else:
-                self._manifest = read_manifest(self.prefix)
+                self._manifest = read_manifest(self._place)
             self._manifest_read = True
         return self._manifest
 
@@ -274,7 +276,7 @@ class IndexedDataset:
         Raises SidecarMismatchError when its counts are not this shard's.
         """
         if name not in self._sidecars:
-            prefix = sidecar_prefix(self.prefix, name)
+            prefix = sidecar_prefix(self._place, name)
             try:
                 found = IndexedDataset(prefix, cache_dir=self._cache_dir)
             except ShardNotFoundError:
@@ -358,7 +360,7 @@ class IndexedDataset:
         return os.path.isfile(bin_path(name)) and os.path.isfile(idx_path(name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.prefix, self.multimodal, self._cache_dir)
+        return _reopen, (self._place, self.multimodal, self._cache_dir)
 
     def __repr__(self) -> str:
         return (

@@ -27,7 +27,7 @@ from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.sidecars import decode_origins
 
 SPLIT_NAMES: Final = ("train", "valid", "test")
-_NUMBER: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _MASK: Final = (1 << 64) - 1
 # Increment and multipliers of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
 _GOLDEN: Final = 0x9E3779B97F4A7C15

@@ -192,6 +192,21 @@ def _digest_fault(manifest: Manifest, name: str, found: FileDigest, path: str) -
     )
 
 
+def _listed_fault(manifest: Manifest, name: str, found: FileDigest, path: str) -> ShardError | None:
+    """As `_digest_fault` for a file whose size nothing else compares: it must be listed, with its size."""
+    wanted = manifest.files.get(name)
+    if wanted is not None and wanted.xxh3_128 != found.xxh3_128:
+        return _digest_fault(manifest, name, found, path)
+    if wanted is not None and wanted.size == found.size:
+        return None
+    said = f"lists no `{name}` file" if wanted is None else f"says {wanted.size:,}"
+    return ManifestMismatchError(
+        f"has {found.size:,} bytes, the manifest {said}",
+        path=path,
+        remedy="shard and manifest are of different runs: copy the files of one run together",
+    )
+
+
 def token_bounds(vocab_size: int | None, layout: str) -> tuple[int, int] | None:
     """Half-open range of the numbers a shard may hold, None when the vocabulary is unknown.
 
@@ -275,8 +290,8 @@ def _verify_sidecar(name: str, side: str, index: ShardIndex, manifest: Manifest 
         )
         return
     if manifest is not None:
-        result.add(_digest_fault(manifest, f"{name}.idx", sidecar.digest(), sidecar.path))
-        result.add(_digest_fault(manifest, f"{name}.bin", digest_file(opened.path), opened.path))
+        result.add(_listed_fault(manifest, f"{name}.idx", sidecar.digest(), sidecar.path))
+        result.add(_listed_fault(manifest, f"{name}.bin", digest_file(opened.path), opened.path))
     if name == "loss_spans":
         result.add(checks.spans_fault(index, sidecar, opened.tokens, opened.path))
     else:

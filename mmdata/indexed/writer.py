@@ -95,6 +95,7 @@ class ShardWriter:
         self._whole = True
         self._sealed: SealedShard | None = None
         self._closed = False
+        self._published = False
 
     @classmethod
     def resume(
@@ -169,7 +170,7 @@ class ShardWriter:
         when there are no tokens (an empty document). modes: one mode byte a sequence, multimodal shards only.
         Raises TokenRangeError, LengthMismatchError, SequenceTooLongError; then nothing was added.
         """
-        assert not self._closed, "the writer is closed"
+        self._refuse_closed()
         array = self._range.checked(tokens, self.prefix)
         if lengths is None and modes is None and array.size < _PIECE:
             # Small documents are collected: a copy here, since the caller may go on using its array.
@@ -258,7 +259,7 @@ class ShardWriter:
         self._whole = True
 
     def _append(self, array: NDArray[Any], lengths: NDArray[Any], ends: NDArray[np.int64], modes: Any) -> None:
-        assert not self._closed, "the writer is closed"
+        self._refuse_closed()
         self._flush()
         if modes is not None:
             if not self._multimodal:
@@ -325,15 +326,21 @@ class ShardWriter:
         )
         return self._sealed
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise OutputError(f"{self.prefix}: this writer is closed; write to another prefix, and merge the two")
+
     def _refuse_broken(self) -> None:
-        assert not self._closed, "the writer is closed"
+        self._refuse_closed()
         if not self._whole:
             raise OutputError(f"{self.prefix}: an earlier write failed half way; this writer can only be given up")
 
     def close(self) -> SealedShard:
-        """Finish and publish the pair; returns counts and hashes. Raises OutputError, DiskFullError."""
+        """Finish and publish the pair, once; returns counts and hashes. Raises OutputError, DiskFullError."""
         sealed = self.seal()
-        publish_shard(sealed, overwrite=self._overwrite)
+        if not self._published:
+            publish_shard(sealed, overwrite=self._overwrite)
+            self._published = True
         return sealed
 
     def abort(self) -> None:
