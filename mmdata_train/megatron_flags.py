@@ -18,9 +18,6 @@ from mmdata_train.megatron_rules import RULES
 from mmdata_train.megatron_shape import model_rules
 from mmdata_train.megatron_table import FLAGS
 
-# Rows whose default is not written into the configuration: Megatron's is absence.
-_MODEL = "model."
-
 
 @dataclass(frozen=True, slots=True)
 class Translation:
@@ -58,7 +55,7 @@ def translate(arguments: Sequence[str], data_ranks: int = 1) -> Translation:
         except ConfigError as error:
             problems.append(str(error))
     try:
-        fields |= {f"{_MODEL}{name}": value for name, value in model_rules(given).items()}
+        fields |= {f"model.{name}": value for name, value in model_rules(given).items()}
     except ConfigError as error:
         problems.append(str(error))
     if "hidden-dropout" not in given and "attention-dropout" not in given:

@@ -109,7 +109,7 @@ def schedule_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
         raise ConfigError(f"--lr-decay-style {style} is not offered; choose from {', '.join(styles)}")
     if "lr" not in flags:
         notices.append("--lr is absent: the engine's 1e-5 is used")
-    fields: Fields = {"train.lr_schedule": styles[style], "train.warmup_steps": _warmup(flags)}
+    fields: Fields = {"train.lr_schedule": styles[style], "train.warmup_steps": _warmup(flags, notices)}
     for length in ("iters", "samples"):
         decay, whole = flags.get(f"lr-decay-{length}"), flags.get(f"train-{length}")
         if decay is not None and decay != whole:
@@ -131,18 +131,20 @@ def schedule_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
     return fields
 
 
-def _warmup(flags: Given) -> int:
+def _warmup(flags: Given, notices: Notices) -> int:
     samples, batch = flags.get("lr-warmup-samples"), flags.get("global-batch-size")
     if not samples:
         return int(flags.get("lr-warmup-iters"))
     if flags.get("lr-warmup-iters"):
         raise ConfigError("--lr-warmup-iters and --lr-warmup-samples are both given; keep one")
-    if "rampup-batch-size" in flags or not batch or samples % batch:
+    if "rampup-batch-size" in flags or not batch:
         raise ConfigError(
-            f"--lr-warmup-samples {samples} is not a whole number of steps of --global-batch-size {batch};"
-            " use --lr-warmup-iters"
+            f"--lr-warmup-samples {samples} needs one --global-batch-size for the whole run; use --lr-warmup-iters"
         )
-    return int(samples // batch)
+    steps = -(-samples // batch)
+    if samples % batch:
+        notices.append(f"--lr-warmup-samples {samples} is rounded up to {steps:,} steps of {batch}")
+    return int(steps)
 
 
 def length_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
@@ -196,7 +198,7 @@ def data_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
         fields["data.train"] = checked_path(named[0], flags.get(named[0]))
     if "valid-data-path" in flags:
         fields["data.valid"] = _valid_sets(flags.get("valid-data-path"), notices)
-    if "split" in flags and named != ["data-path"]:
+    if "split" in flags and named == ["train-data-path"]:
         raise ConfigError("--split divides what --data-path names; give it with --data-path only")
     kind = flags.get("dataloader-type")
     if kind == "external":

@@ -187,11 +187,13 @@ optimizer s adam ?AdamW is the only optimizer
 no-decoupled-weight-decay b false !weight decay is decoupled (AdamW)
 lr f - =train.lr
 min-lr f 0.0 =train.min_lr
+decoupled-lr f - !all weights have one rate; leave it out
+decoupled-min-lr f - !all weights have one rate; leave it out
 lr-decay-style constant|linear|cosine|inverse-square-root|WSD linear @train.lr_schedule
 lr-decay-iters i - @train.steps must equal --train-iters: the rate decays over the whole run
 lr-decay-samples i - @train.steps must equal --train-samples: the rate decays over the whole run
 lr-warmup-iters i 0 @train.warmup_steps step k of N has k/N of the rate (Megatron: (k-1)/N, so 0 at the first)
-lr-warmup-samples i 0 @train.warmup_steps a multiple of --global-batch-size
+lr-warmup-samples i 0 @train.warmup_steps rounded up to whole steps
 lr-warmup-fraction f - =train.warmup_ratio
 lr-warmup-init f 0.0 ?warm-up starts from the first step's share of --lr
 lr-wsd-decay-style s exponential @train.lr_schedule linear only; a notice when absent
@@ -246,6 +248,15 @@ tokenizer-type s - @tokenizer
 tokenizer-model s - @tokenizer
 vocab-file s - @tokenizer
 merge-file s - @tokenizer
+tiktoken-pattern s - ~the ranks' name says it: --tokenizer-model NAME:FILE
+tiktoken-num-special-tokens i 1000 ~the ranks' name says it: --tokenizer-model NAME:FILE
+tiktoken-special-tokens l - ~the ranks' name says it: --tokenizer-model NAME:FILE
+tokenizer-hf-use-fast b false ~tokenizer files are read directly
+trust-remote-code b false ~no code of a model folder is run
+vocab-extra-ids i 0 ?tokens cannot be added here; add them to the tokenizer
+data-args-path s - !give the blend with --data-path
+per-split-data-args-path s - !give the blends with --train-data-path and --valid-data-path
+num-dataset-builder-threads i 1 ~indices are built once and cached
 data-impl s mmap ?Megatron itself reads mmap shards only
 # Checkpoints
 save s - @output.dir
@@ -269,6 +280,10 @@ use-dist-ckpt b false ~{_FORMAT}
 auto-detect-ckpt-format b false ~{_FORMAT}
 ckpt-fully-parallel-save b false ~{_FORMAT}
 ckpt-fully-parallel-load b false ~{_FORMAT}
+no-ckpt-fully-parallel-save b false ~{_FORMAT}
+ckpt-assume-constant-structure b false ~{_FORMAT}
+dist-ckpt-strictness s - ~{_FORMAT}
+non-persistent-save-interval i - !use --save-interval and --most-recent-k
 ckpt-convert-format s - !this command converts no Megatron checkpoint; run Megatron's own script
 ckpt-convert-save s - !this command converts no Megatron checkpoint; run Megatron's own script
 # Logs and evaluation
@@ -295,12 +310,12 @@ eval-interval i 1000 =train.eval_every
 eval-iters i 100 @train.eval_batches
 full-validation b false @train.eval_batches
 skip-train b false !this command trains; it does not evaluate alone
-profile b false !{_PROFILE}
-use-pytorch-profiler b false !{_PROFILE}
+profile b false ~{_PROFILE}
+use-pytorch-profiler b false ~{_PROFILE}
 profile-step-start i 10 ~it acts with --profile only
 profile-step-end i 12 ~it acts with --profile only
 profile-ranks l 0 ~it acts with --profile only
-record-memory-history b false !{_PROFILE}
+record-memory-history b false ~{_PROFILE}
 memory-snapshot-path s snapshot.pickle ~it acts with --record-memory-history only
 # Adapters
 lora-rank i - =lora_rank
@@ -328,6 +343,12 @@ no-async-tensor-model-parallel-allreduce b false ~{_KERNEL}
 enable-cuda-graph b false ~{_KERNEL}
 use-cpu-initialization b false ~weights are drawn one at a time on the CPU always
 init-model-with-meta-device b false ~models are always built without memory first
+empty-unused-memory-level i 0 ~PyTorch keeps its cache
+distributed-timeout-seconds-after-init i - ~--distributed-timeout-minutes holds throughout
+rerun-mode s - ~steps are not rerun
+log-straggler b false ~stragglers are not measured
+disable-straggler-on-startup b false ~stragglers are not measured
+no-initialization b false ~weights that are loaded are not drawn first
 manual-gc b false ~Python's collector is left alone
 manual-gc-interval i 0 ~Python's collector is left alone
 """

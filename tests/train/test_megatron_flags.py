@@ -283,6 +283,7 @@ def test_samples_count_as_whole_steps_with_the_ramp_up() -> None:
     ramp = config.train.batch_rampup
     assert ramp is not None and (ramp.start, ramp.increment, ramp.samples) == (2, 2, 24)
     assert config_of("--lr-warmup-samples 24").train.warmup_steps == 3
+    assert config_of("--lr-warmup-samples 25").train.warmup_steps == 4
 
 
 def test_absent_global_batch_is_one_micro_batch_on_each_data_rank() -> None:
@@ -335,6 +336,34 @@ def test_accepted_flags_say_that_they_do_nothing_and_false_ones_do_not() -> None
     assert read("--eval-iters 0").fields["train.eval_batches"] == 1
 
 
+def test_published_llama_3_command_is_understood_but_for_what_changes_results() -> None:
+    """The flags of Megatron-LM's example for Llama 3 8B; four of them would change what is trained."""
+    found = translate(
+        shlex.split(
+            "--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32"
+            " --group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192"
+            " --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 1000000 --rotary-percent 1.0"
+            " --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu --init-method-std 0.0134 --attention-backend fused"
+            " --apply-layernorm-1p --untie-embeddings-and-output-weights --disable-bias-linear --micro-batch-size 1"
+            " --global-batch-size 128 --train-samples 1953125000 --lr-decay-samples 1949218748"
+            " --lr-warmup-samples 3906252 --lr 0.00015 --min-lr 0.00001 --decoupled-lr 5.0e-4"
+            " --decoupled-min-lr 4.5e-5 --lr-decay-style cosine --clip-grad 1.0 --weight-decay 0.1 --adam-beta1 0.9"
+            " --adam-beta2 0.95 --bf16 --grad-reduce-in-bf16 --cross-entropy-loss-fusion --calculate-per-token-loss"
+            " --manual-gc --empty-unused-memory-level 1 --tensor-model-parallel-size 1 --context-parallel-size 1"
+            " --pipeline-model-parallel-size 1 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce"
+            " --overlap-param-gather --mock-data --tokenizer-type NullTokenizer --vocab-size 128256"
+            " --data-cache-path cache --tiktoken-pattern v2 --split 99,1,0 --no-create-attention-mask-in-dataloader"
+            " --no-mmap-bin-files --num-workers 1 --log-interval 1 --eval-iters 32 --eval-interval 100"
+            " --save-interval 1000 --log-throughput --profile --profile-step-start 4 --profile-step-end 6"
+            " --ckpt-format torch_dist --distributed-timeout-minutes 60 --save there --load there --tensorboard-dir tb"
+        )
+    )
+    words = " ".join(found.problems)
+    for flag in ("--apply-layernorm-1p", "--decoupled-lr", "--decoupled-min-lr", "--lr-decay-samples 1949218748"):
+        assert flag in words
+    assert len(found.problems) <= 5, found.problems
+
+
 REFUSED = [
     ("--num-experts 8", "--num-experts is not offered: mixtures of experts are not offered; use a dense model"),
     ("--moe-router-topk 2", "--moe-router-topk is not offered: mixtures of experts"),
@@ -370,11 +399,12 @@ REFUSED = [
     ("--rampup-batch-size 2 2", "is not START INCREMENT SAMPLES"),
     ("--data-path 0.3 a 0.7", "neither prefixes alone nor pairs"),
     ("--data-path a --mock-data", "keep one"),
-    ("--mock-data --split 1,1,1", "--data-path only"),
+    ("--train-data-path a --split 1,1,1", "--data-path only"),
     ("--dataloader-type external", "use single or cyclic"),
     ("--loss-scale 8", "without --fp16"),
     ("--data-parallel-sharding-strategy optim", "without --use-megatron-fsdp"),
-    ("--lr-warmup-samples 9", "use --lr-warmup-iters"),
+    ("--lr-warmup-samples 9 --rampup-batch-size 2 2 8", "use --lr-warmup-iters"),
+    ("--lr-warmup-samples 9 --lr-warmup-iters 2", "keep one"),
 ]
 
 
