@@ -249,7 +249,7 @@ class Conversion:
         hint = encoding_hint(consumed.tally.records, consumed.gb18030)
         if hint:
             self._say(hint)
-        refuse_nothing(consumed.tally, hint)
+        refuse_nothing(consumed.tally, consumed.logs.first_reject, self._inputs, hint)
         changed = changed_inputs(self._found, stat_inputs(self._inputs))
         if changed:
             raise InputChangedError(f"{changed[0]}: changed while it was read; run again when it is complete")

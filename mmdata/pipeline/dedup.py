@@ -149,7 +149,7 @@ def sign_and_decide(
     try:
         if phase == "sign":
             _sign(source, stages, setup, barrier, consumed, tools)
-            source.policy.check([], consumed.tally, source.inputs, last=True)
+            source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=True)
             tools.ledger.commit(consumed.checkpoint("decide") | {"barrier": barrier.checkpoint()})
         tools.progress.stage("deciding")
         _decide(setup, barrier)
@@ -183,7 +183,7 @@ def _sign(
             consumed.tally.add(result.tally)
             consumed.position = result.end
             consumed.gb18030 += result.gb18030
-            source.policy.check(result.rejects, consumed.tally, source.inputs, last=False)
+            source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
             tools.progress.advance(
                 text_bytes=result.tally.text_bytes, documents=len(result.signed.lines),
                 disk_bytes=disk.total(result.end, result.consumed),

@@ -46,12 +46,10 @@ class RejectPolicy:
     fail: bool = False
     limit: str | None = None
 
-    def check(self, rejects: list[Reject], tally: Tally, inputs: list[InputFile], *, last: bool) -> None:
-        """Raise InputRejectedError or TooManyRejectsError when the policy is broken."""
-        if self.fail and rejects:
-            first = rejects[0]
-            place = describe_place(inputs[first.input_number], first.line)
-            raise InputRejectedError(f"{place}: {first.reason} ({first.excerpt}); --on-error skip would leave it out")
+    def check(self, first: Reject | None, tally: Tally, inputs: list[InputFile], *, last: bool) -> None:
+        """Raise InputRejectedError or TooManyRejectsError when the policy is broken; first: the first reject."""
+        if self.fail and first is not None:
+            raise InputRejectedError(f"{describe_reject(first, inputs)}; --on-error skip would leave it out")
         share = self.limit is not None and self.limit.endswith("%")
         if self.limit is None or (share and not last):
             return  # a share is judged when all records are known
@@ -60,7 +58,7 @@ class RejectPolicy:
             causes = ", ".join(f"{cause} {count:,}" for cause, count in sorted(tally.rejected.items()))
             raise TooManyRejectsError(
                 f"{rejected:,} of {tally.records:,} records rejected ({causes}); --max-rejects {self.limit} "
-                f"allows {allowed:,}. See the rejects or raise the limit"
+                f"allows {allowed:,}{_example(first, inputs)}. Mend the records or raise the limit"
             )
 
 
@@ -138,13 +136,13 @@ def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: Run
     with contextlib.closing(closable(results)) as ordered:
         for result in ordered:
             consumed.take(result)
-            source.policy.check(result.rejects, consumed.tally, source.inputs, last=False)
+            source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
             tools.progress.advance(
                 text_bytes=result.tally.text_bytes, documents=result.tally.documents, tokens=result.tally.tokens,
                 disk_bytes=disk.total(result.end, result.consumed),
             )  # fmt: skip
             clock.commit_if_due(lambda: consumed.checkpoint("encode"))
-    source.policy.check([], consumed.tally, source.inputs, last=True)
+    source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=True)
 
 
 class CommitClock:
@@ -179,12 +177,21 @@ def closable(results: Iterable[Result]) -> Generator[Result, None, None]:
     yield from results
 
 
-def refuse_nothing(tally: Tally, hint: str | None) -> None:
-    """Raise InputError when a run would write no document at all."""
+def describe_reject(reject: Reject, inputs: list[InputFile]) -> str:
+    """Place, reason and masked excerpt of a rejected record."""
+    return f"{describe_place(inputs[reject.input_number], reject.line)}: {reject.reason} ({reject.excerpt})"
+
+
+def _example(first: Reject | None, inputs: list[InputFile]) -> str:
+    return "" if first is None else f"; the first is {describe_reject(first, inputs)}"
+
+
+def refuse_nothing(tally: Tally, first: Reject | None, inputs: list[InputFile], hint: str | None) -> None:
+    """Raise InputError when a run would write no document at all; first: the first rejected record, to show."""
     if tally.kept:
         return
     tables = (tally.rejected, tally.dropped)
     gone = [f"{count:,} {reason}" for table in tables for reason, count in sorted(table.items())]
     why = ", ".join(gone) if gone else f"{tally.blank:,} blank lines" if tally.blank else "the inputs are empty"
     advice = f". {hint}" if hint else ""
-    raise InputError(f"no documents left: {tally.records:,} records read ({why}){advice}")
+    raise InputError(f"no documents left: {tally.records:,} records read ({why}){_example(first, inputs)}{advice}")

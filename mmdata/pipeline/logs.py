@@ -26,6 +26,7 @@ class RecordLogs:
         """
         self.rejects_path = f"{prefix}_rejects.jsonl"
         self.dropped_path = f"{prefix}_dropped.jsonl.gz"
+        self.first_reject: Reject | None = None  # of this process, to show when the run fails
         states = {} if state is None else state
         self._writers: dict[str, JsonlWriter] = {}  # final path -> writer; finished files have none
         try:
@@ -41,6 +42,7 @@ class RecordLogs:
     def add(self, rejects: Iterable[Reject], drops: Iterable[Drop]) -> None:
         """Append records of one block, each kind in input order."""
         for reject in rejects:
+            self.first_reject = self.first_reject or reject
             self._writers[self.rejects_path].write(
                 {"path": reject.path, "line": reject.line, "reason": reject.reason, "excerpt": reject.excerpt}
             )

@@ -82,8 +82,8 @@ class ConvertOptions:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 nearest = get_close_matches(str(value), [str(item) for item in allowed], n=1, cutoff=0.0)
-                option = "--" + name.replace("_", "-")
-                raise UsageError(f"{option} cannot be {value!r}; did you mean {nearest[0]!r}? One of: {allowed}")
+                option, names = "--" + name.replace("_", "-"), ", ".join(str(item) for item in allowed)
+                raise UsageError(f"{option} cannot be {value!r}; did you mean {nearest[0]!r}? One of: {names}")
 
     def byte_options(self) -> dict[str, Any]:
         """The options that can change a byte of the output, as plain JSON values (no key material)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,15 @@ def test_nothing_to_write_is_an_error_that_says_why(tokenizer_folder: Path, tmp_
     with pytest.raises(InputError, match="no documents left"):
         mmdata.convert(source, tmp_path / "out", tokenizer_folder, **PLAIN)
     assert not list(tmp_path.glob("out_*"))
+
+
+@pytest.mark.parametrize("limit", [None, "1", "10%"])
+def test_a_run_that_fails_on_rejects_shows_the_first(tokenizer_folder: Path, tmp_path: Path, limit: str | None) -> None:
+    good = '{"text": "a"}\n' if limit else ""
+    (tmp_path / "in.jsonl").write_text(good + "\nbad one\nbad two\n", encoding="utf-8")
+    place = f"in.jsonl:{3 if limit else 2}: unexpected character at column 1 (bad one)"
+    with pytest.raises(InputError, match=re.escape(place)):
+        mmdata.convert(tmp_path / "in.jsonl", tmp_path / "out", tokenizer_folder, max_rejects=limit, **PLAIN)
 
 
 def test_an_input_is_never_the_output(tokenizer_folder: Path, tmp_path: Path) -> None:
