@@ -76,6 +76,8 @@ def merge_shards(
     Raises UsageError, TokenizerMismatchError, DtypeMergeError, ChecksumError (a part's bytes are not its manifest's),
     the errors of opening a shard, OutputExistsError, DiskFullError; then nothing is left at `output`.
     """
+    if isinstance(prefixes, (str, os.PathLike)):
+        raise UsageError(f"{os.fspath(prefixes)}: one prefix is not a list of parts; give [{os.fspath(prefixes)!r}]")
     names, target = [clean_prefix(prefix) for prefix in prefixes], clean_prefix(output)
     if not names:
         raise UsageError("there is nothing to merge: give at least one prefix")

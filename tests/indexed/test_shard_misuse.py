@@ -12,7 +12,7 @@ import pytest
 from small_shards import full_shard
 
 from mmdata.errors import OutputError, UsageError
-from mmdata.indexed import IndexedDataset, ShardWriter, verify_shard
+from mmdata.indexed import IndexedDataset, ShardWriter, merge_shards, verify_shard
 from mmdata.indexed.split import parse_ratio
 
 
@@ -60,6 +60,13 @@ def test_a_negative_share_is_told_from_a_share_that_is_no_number() -> None:
         parse_ratio("1,-1")
     with pytest.raises(UsageError, match="not made of numbers"):
         parse_ratio("1,x")
+
+
+def test_one_prefix_is_not_taken_for_a_list_of_letters(tmp_path: Path) -> None:
+    full_shard(tmp_path / "a", [[1]])
+    one: Any = str(tmp_path / "a")
+    with pytest.raises(UsageError, match="not a list of parts"):
+        merge_shards(one, tmp_path / "all")
 
 
 def edit(prefix: Path, path: tuple[Any, ...], value: Any) -> None:
