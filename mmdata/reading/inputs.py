@@ -156,7 +156,7 @@ def _classify(number: int, path: str) -> InputFile:
     if path == STDIN:
         return InputFile(number, path, "jsonl", "none")
     if not path.isprintable() or any("\ud800" <= letter <= "\udfff" for letter in path):
-        raise InputError(f"{path!a}: the file name is not readable text; rename the file")
+        raise InputError(f"{path!a}: the name holds a line break, a control character or undecodable bytes; rename it")
     kind = kind_of_name(path)
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
