@@ -243,8 +243,8 @@ class Barrier:
 
 
 def _excerpt(text: str) -> str:
-    """Masked before it is cut, so that no half of something private is left."""
-    return mask(text[: 3 * EXCERPT])[:EXCERPT]
+    """Masked before it is cut, so that no half of something private is left; line feeds stay, to be read by people."""
+    return "\n".join(mask(line) for line in text[: 3 * EXCERPT].split("\n"))[:EXCERPT]
 
 
 def drop_of(

@@ -9,7 +9,6 @@ OUT_report.json with the coverage of every evaluation item. Streams: memory grow
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,8 +122,7 @@ def decontaminate(inputs: Any, against: Any, output: str | os.PathLike[str], **o
     check_outputs(files, paths, run.overwrite)
     compile_kernels(gram_params(rule.ngram, rule.unit), run.notice)
     totals = _Totals(evaluation)
-    # As bytes: made here and read in our own workers, whose start takes no large arrays.
-    build = partial(_build_worker, pickle.dumps(evaluation), rule, run.for_workers())
+    build = partial(_build_worker, evaluation, rule, run.for_workers())
     with (
         JsonlWriter(paths[0], overwrite=run.overwrite) as kept,
         JsonlWriter(paths[1], overwrite=run.overwrite) as dropped,
@@ -204,8 +202,7 @@ class _Totals:
         return DecontaminationReport(output=output, items=items, **self._counts)
 
 
-def _build_worker(packed: bytes, rule: DecontaminateOptions, run: FileOptions) -> Callable[[Block], _Checked]:
-    evaluation: EvalGrams = pickle.loads(packed)
+def _build_worker(evaluation: EvalGrams, rule: DecontaminateOptions, run: FileOptions) -> Callable[[Block], _Checked]:
     parser = None if run.parser is None else run.parser()
 
     def work(block: Block) -> _Checked:

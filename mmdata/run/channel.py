@@ -25,11 +25,15 @@ class Message:
     """A pickled object. size: bytes that cross the pipe."""
 
     data: bytes | memoryview
-    buffers: tuple[memoryview, ...]
+    buffers: tuple[bytearray | memoryview, ...]
 
     @property
     def size(self) -> int:
         return len(self.data) + sum(len(buffer) for buffer in self.buffers)
+
+    def __reduce__(self) -> tuple[type[Message], tuple[bytes, tuple[bytearray, ...]]]:
+        """For the start of a process, which pickles what it is given: copies in place of views, writable as ever."""
+        return Message, (bytes(self.data), tuple(bytearray(buffer) for buffer in self.buffers))
 
     def load(self) -> Any:
         """The object; unpickling errors pass through."""

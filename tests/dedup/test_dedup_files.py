@@ -90,6 +90,14 @@ def test_private_data_in_sampled_pairs_is_masked(tmp_path: Path) -> None:
     assert "zhang" not in json.dumps(pair) and "138123" not in json.dumps(pair)
 
 
+def test_sampled_pairs_keep_their_line_feeds(tmp_path: Path) -> None:
+    body = "第一条 本法自公布之日起施行。\n第二条 电话 13812345678\t备注"
+    path = write(tmp_path / "in.jsonl", [{"text": body}, {"text": body}])
+    pair = mmdata.dedup(path, tmp_path / "u.jsonl").statistics["pairs"][0]
+    wanted = "第一条 本法自公布之日起施行。\n第二条 电话 <digits>\\u0009备注"
+    assert pair["dropped_text"] == pair["kept_text"] == wanted
+
+
 @pytest.mark.parametrize("options", [{"workers": 2}, {"block_bytes": 700}, {"memory": 1 << 12}])
 def test_bytes_do_not_depend_on_workers_blocks_or_memory(
     corpus: list[Path], tmp_path: Path, options: dict[str, Any]

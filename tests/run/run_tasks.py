@@ -26,6 +26,16 @@ def double() -> Callable[[int], int]:
     return lambda number: 2 * number
 
 
+def add_from(table: np.ndarray[Any, np.dtype[np.int64]]) -> Callable[[int], int]:
+    """Reads and writes the array it was built with."""
+
+    def work(number: int) -> int:
+        table[number] += 1
+        return int(table[number])
+
+    return work
+
+
 def same() -> Callable[[Any], Any]:
     return lambda item: item
 

@@ -49,6 +49,13 @@ def test_the_function_is_built_once_in_each_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_may_be_built_with_a_large_array_and_write_to_it(workers: int) -> None:
+    build = functools.partial(run_tasks.add_from, np.arange(100_000))
+    results = LocalExecutor(workers).map(build, [5, 99_999, 70_000], describe=run_tasks.name)
+    assert list(results) == [6, 100_000, 70_001]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_function_that_can_be_closed_is_closed_once_in_each_process(tmp_path: Path, workers: int) -> None:
     build = functools.partial(run_tasks.Closing, str(tmp_path))
     assert list(LocalExecutor(workers).map(build, [0, 1, 2, 4], describe=run_tasks.name)) == [0, 1, 2, 4]
