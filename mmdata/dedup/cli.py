@@ -96,6 +96,7 @@ def parsers_for(values: dict[str, Any]) -> dict[str, Any]:
 @OUTPUT
 @click.option("--method", default="minhash", show_default=True, help="minhash, or exact (equal texts).")
 @click.option("--level", default="document", show_default=True, help="document, or remove repeated line or paragraph.")
+@click.option("--cluster", is_flag=True, help="Keep one of all that share bands, chained and unverified (classic).")
 @click.option("--index", metavar="DIR", help="Compare with, and add to, what earlier runs kept.")
 @click.option("--keep", default="first", show_default=True, help="first, longest, newest, field:NAME or score:NAME.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and the catch curve.")

@@ -152,7 +152,7 @@ class DedupRun:
         document_of = None if rank_of is None else _inverse(rank_of)
         del rank_of
         decisions = Decisions(self.total, self.folder)
-        walker = make_walker(self.params.threshold, native)
+        walker = make_walker(self.params.threshold, native, self.params.cluster and self.params.method == "minhash")
         done = 0
         for piece in self._pieces(members, document_of, source, index):
             kept_of, similarity = walker.decide(piece)

@@ -74,7 +74,8 @@ class Plan:
         return [
             *described,
             f"method: minhash, {p.ngram}-{p.unit} shingles, {p.num_perm} permutations ({p.scheme}), "
-            f"{p.bands} bands x {p.rows} rows, exact Jaccard >= {p.threshold:g} decides",
+            f"{p.bands} bands x {p.rows} rows, "
+            + ("one of each cluster stays, unverified" if p.cluster else f"exact Jaccard >= {p.threshold:g} decides"),
             f"caught: {catch_probability(p.threshold, p.bands, p.rows):.4f} of the pairs at {p.threshold:g}",
             *(f"  similarity {s:.2f}: {caught:6.4f}" for s, caught in catch_curve(p.bands, p.rows)),
         ]

@@ -119,6 +119,8 @@ def sample(inputs: Any, output: str | os.PathLike[str], rest: str | os.PathLike[
     if wanted < 1:
         raise DedupParameterError(f"n {wanted}: must be at least 1, such as 500")
     params, run = split_options(options, DedupParams, FileOptions)
+    if params.cluster:
+        raise DedupParameterError("cluster: a test set leaves by exact similarity only; leave cluster out")
     files = FilePass(inputs, params, run, by)
     return _Sampling(files, os.fspath(output), os.fspath(rest), Strata(wanted, seed)).execute()
 

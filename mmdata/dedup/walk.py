@@ -8,6 +8,7 @@ nothing. A component of a million documents that share a template, none of them 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -168,8 +169,39 @@ class CompiledWalker:
         return state
 
 
-def make_walker(threshold: float, native: bool) -> Walker:
-    """The compiled walker, or the plain one without numba: the same decisions."""
+class ClusterWalker:
+    """Keeps the first document of each component and drops the others, however similar they are to it."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+        self._document = -1
+        self._kept: U64 = np.zeros(0, dtype=np.uint64)
+
+    def decide(self, piece: Piece) -> tuple[I64, F64]:
+        """See Walker; the similarity is the exact one with the kept document."""
+        total = len(piece.document)
+        kept_of, similarity_of = np.full(total, -1, dtype=np.int64), np.zeros(total)
+        firsts = np.flatnonzero(piece.first).tolist()
+        for low, high in pairwise([*([] if firsts and firsts[0] == 0 else [0]), *firsts, total]):
+            starts = piece.starts[low : high + 1]
+            if piece.first[low]:
+                self._document = int(piece.document[low])
+                self._kept = np.sort(piece.values[starts[0] : starts[1]])
+            found = np.isin(piece.values[starts[0] : starts[-1]], self._kept)
+            running = np.concatenate([[0], np.cumsum(found)])
+            shared = np.diff(running[starts - starts[0]])
+            similarity = shared / (np.diff(starts) + len(self._kept) - shared)
+            leaves = piece.kind[low:high] != ALWAYS_KEPT
+            leaves[0] &= not piece.first[low]
+            kept_of[low:high][leaves], similarity_of[low:high][leaves] = self._document, similarity[leaves]
+            self.compared += int(leaves.sum())
+        return kept_of, similarity_of
+
+
+def make_walker(threshold: float, native: bool, cluster: bool = False) -> Walker:
+    """The compiled walker, or the plain one without numba: the same decisions. cluster: see DedupParams."""
+    if cluster:
+        return ClusterWalker()
     return CompiledWalker(threshold) if native else PlainWalker(threshold)
 
 

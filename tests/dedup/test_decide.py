@@ -135,6 +135,49 @@ def test_a_chain_of_five_thousand_keeps_every_link_that_no_kept_one_covers() -> 
     assert np.array_equal(exhaustive(texts[:400], DedupParams())[0], kept_of[:400])
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_cluster_mode_keeps_one_link_of_a_chain_and_states_the_exact_similarity(native: bool) -> None:
+    texts = chain(5000, 104, 3)
+    params = DedupParams(cluster=True, bands=20, rows=6)
+    kept_of, similarity = find_duplicates(texts, params, native=native)
+    # Neighbours share 97 of 103 shingles: every one is united with the next, the last shares nothing with the first.
+    assert kept_of[0] == -1 and (kept_of[1:] == 0).all()
+    assert similarity[1] == 97 / 103 and similarity[2] == 94 / 106 and similarity[-1] == 0.0
+
+
+def test_cluster_mode_keeps_the_best_of_each_connected_component_of_shared_keys() -> None:
+    rng = random.Random(5)
+    texts, params = random_corpus(rng, 400), DedupParams(cluster=True, threshold=0.6)
+    order = np.array([float(rng.randrange(9)) for _ in texts])
+    signed = Signer(params).sign(texts)
+    parent = list(range(len(texts)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    met: dict[int, int] = {}
+    for i, keys in enumerate(signed.keys.tolist()):
+        for key in keys if signed.counted[i] else ():
+            parent[root(i)] = root(met.setdefault(key, i))
+    first: dict[int, int] = {}
+    for i in sorted(range(len(texts)), key=lambda i: (-order[i], i)):
+        first.setdefault(root(i), i)
+    wanted = [-1 if first[root(i)] == i else first[root(i)] for i in range(len(texts))]
+    assert find_duplicates(texts, params, order)[0].tolist() == wanted
+    assert (np.array(wanted) >= 0).sum() > 50
+
+
+@pytest.mark.peer
+def test_cluster_mode_cuts_bands_as_datasketch_does() -> None:
+    lsh = pytest.importorskip("datasketch").MinHashLSH
+    for threshold, num_perm in ((0.8, 128), (0.9, 128), (0.7, 64), (0.5, 64)):
+        theirs = lsh(threshold=threshold, num_perm=num_perm)
+        ours = DedupParams(cluster=True, threshold=threshold, num_perm=num_perm)
+        assert (ours.bands, ours.rows) == (theirs.b, theirs.r)
+
+
 def test_unique_documents_all_stay_and_empty_ones_are_never_compared() -> None:
     texts = [f"document {i} has words {i * 7} of {i * 13} its {i * 17} own {i * 19}" for i in range(2000)]
     assert (find_duplicates(texts)[0] == -1).all()
