@@ -32,6 +32,7 @@ _PRIVATE = re.compile(
 _WIDE_ALNUM = {code: code - 0xFEE0 for code in [*range(0xFF10, 0xFF1A), *range(0xFF21, 0xFF3B), *range(0xFF41, 0xFF5B)]}
 _WIDE_ALL: dict[int, int] = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
 _HAN_OR_KANA = re.compile("[\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_WIDE_WORD = re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+")
 _WIDE_SIGN = re.compile("[\uff01-\uff5e\u3000]")
 _ALNUM = re.compile("[0-9A-Za-z\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
 _LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
@@ -71,7 +72,7 @@ def fold_fullwidth(text: str) -> str:
 
     Chinese punctuation in Chinese lines, and U+3000 at the beginning of a line, stay.
     """
-    text = text.translate(_WIDE_ALNUM)
+    text = _WIDE_WORD.sub(lambda match: match.group().translate(_WIDE_ALNUM), text)
     if not _WIDE_SIGN.search(text):
         return text
     lines = text.split("\n")

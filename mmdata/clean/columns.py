@@ -47,8 +47,9 @@ from mmdata.clean.tables import CLASSES
     REPEATED_RUN,  # longest run of one repeated line with at least two letters
     BLANK_RUN,  # longest run of blank lines
     WIDE_LINES,  # lines without a Han character that hold fullwidth punctuation or U+3000
-    BOILERPLATE_STARTS,  # lines that begin like a boilerplate line
-    SPACE_RUNS,  # places where three spaces or more follow a word
+    BOILERPLATE_FIRST,  # number from 1 of the first visible line that begins like a boilerplate line, 0: none
+    BOILERPLATE_LAST,  # and of the last one
+    SPACE_RUNS,  # runs of three spaces or more that could stand between words of a prose line
     HASHES,  # number signs
     ELLIPSES,  # "..." and U+2026
     CURLY,  # {
@@ -56,9 +57,9 @@ from mmdata.clean.tables import CLASSES
     ODD_SPACES,  # U+00A0, U+2000-200A, U+202F, U+205F, U+1680
     MARKUP,  # character references, and < before a letter, / or !
     ESCAPES,  # terminal escape sequences
-    PII,  # places that could be personal data
+    PII,  # bits of mmdata.clean.pii_kernel: kinds of personal data that could be there
     TAILS,  # line ends after a tab or three spaces
     C0,  # control characters below U+0020, and U+007F
-) = range(CLASSES, CLASSES + 50)
+) = range(CLASSES, CLASSES + 51)
 
-COLUMNS = CLASSES + 50
+COLUMNS = CLASSES + 51

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mmdata.errors import BoilerplateListError
 
+Beginnings = dict[str, list[tuple[str, re.Pattern[str]]]]
 _RUN = re.compile(r"(?<=[^\W\d_]) {2,}(?=[^\W\d_])|(?<=[，。；：、！？,;]) {2,}(?=[\u3400-\u9fff])")
 _LETTERS = re.compile(r"[^\W\d_]")
 _CODE_LINE = re.compile(r"^\s*(?:>|#|\.\.\. )|[|\t{}=#`<>]|--|->")
@@ -35,19 +36,33 @@ def collapse_space_runs(text: str, min_run: int = 3) -> str:
     and stays, as do lines with signs of code, fenced blocks and indented lines.
     """
     lines = text.split("\n")
-    spans = [[m for m in _RUN.finditer(line) if len(m.group()) >= min_run] if "  " in line else [] for line in lines]
-    fenced = False
-    for i, line in enumerate(lines):
-        if line.lstrip().startswith(("```", "~~~")):
-            fenced = not fenced
-        if fenced or len(spans[i]) != 1 or _CODE_LINE.search(line) or line.startswith(" "):
+    spans = {
+        i: found
+        for i, line in enumerate(lines)
+        if "   " in line and (found := [m for m in _RUN.finditer(line) if len(m.group()) >= min_run])
+    }
+    fenced = _fenced(lines) if "```" in text or "~~~" in text else frozenset()
+    for i in spans:
+        line = lines[i]
+        if i in fenced or len(spans[i]) != 1 or line.startswith(" ") or _CODE_LINE.search(line):
             continue
         column = spans[i][0].end()
-        near = [m.end() for j in (i - 1, i + 1) if 0 <= j < len(lines) for m in spans[j]]
+        near = [m.end() for j in (i - 1, i + 1) for m in spans.get(j, ())]
         prose = spans[i][0].start() >= 20 and len(_LETTERS.findall(line)) > 0.7 * len(line.replace(" ", ""))
         if column not in near and prose:
             lines[i] = line[: spans[i][0].start()] + " " + line[column:]
     return "\n".join(lines)
+
+
+def _fenced(lines: list[str]) -> frozenset[int]:
+    """Numbers of the lines in fenced blocks, the opening fences with them."""
+    inside, found = False, []
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith(("```", "~~~")):
+            inside = not inside
+        if inside:
+            found.append(i)
+    return frozenset(found)
 
 
 def strip_line_ends(text: str) -> str:
@@ -135,6 +150,8 @@ def remove_boilerplate(text: str, lists: Sequence[str] = ("zh", "en"), edge: int
     One short line (30 characters) between two such lines, as the wrapped title of a neighbouring article, goes too.
     """
     patterns = _by_two_characters(tuple(lists))
+    if not _boilerplate_at_edges(text, patterns, edge):
+        return text
     lines = text.split("\n")
     visible = [i for i, line in enumerate(lines) if line.strip()]
     hits = {
@@ -149,14 +166,39 @@ def remove_boilerplate(text: str, lists: Sequence[str] = ("zh", "en"), edge: int
     return "\n".join(line for i, line in enumerate(lines) if i not in dropped).strip("\n")
 
 
+def _boilerplate_at_edges(text: str, table: Beginnings, edge: int) -> bool:
+    """Is there a boilerplate line among the first or last `edge` visible lines? Looks at no other line."""
+    start, count = 0, 0
+    while start <= len(text) and count < edge:
+        stop = text.find("\n", start)
+        stop = len(text) if stop < 0 else stop
+        line = text[start:stop].strip()
+        count += bool(line)
+        if line and _is_boilerplate(line, table):
+            return True
+        start = stop + 1
+    stop, count = len(text), 0
+    while stop >= 0 and count < edge:
+        start = text.rfind("\n", 0, stop) + 1
+        line = text[start:stop].strip()
+        count += bool(line)
+        if line and _is_boilerplate(line, table):
+            return True
+        stop = start - 1
+    return False
+
+
 @lru_cache(maxsize=16)
-def _by_two_characters(lists: tuple[str, ...]) -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+def _by_two_characters(lists: tuple[str, ...]) -> Beginnings:
+    table: Beginnings = {}
     for beginning, pattern in boilerplate_patterns(lists):
         table.setdefault(beginning[:2], []).append((beginning, pattern))
     return table
 
 
-def _is_boilerplate(line: str, table: dict[str, list[tuple[str, re.Pattern[str]]]]) -> bool:
-    lower = line[:40].lower()
-    return any(lower.startswith(head) and pattern.fullmatch(line) for head, pattern in table.get(lower[:2], ()))
+def _is_boilerplate(line: str, table: Beginnings) -> bool:
+    known = table.get(line[:2].lower())
+    if known is None:
+        return False
+    lower = line[:80].lower()
+    return any(lower.startswith(head) and pattern.fullmatch(line) for head, pattern in known)

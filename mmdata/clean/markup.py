@@ -128,7 +128,7 @@ DENSE = 8  # known tags in 1,000 characters
 
 def unescape_references(text: str) -> str:
     """Character references decoded, also doubly escaped ones; references that stand only in code stay."""
-    if not any(_known(match.group()) for match in _REFERENCE.finditer(_CODE.sub("", text))):
+    if not _has_reference(text) or not _has_reference(_CODE.sub("", text)):
         return text
     for _ in range(3):
         decoded = _REFERENCE.sub(_decode, text)
@@ -136,6 +136,10 @@ def unescape_references(text: str) -> str:
             break
         text = decoded
     return text
+
+
+def _has_reference(text: str) -> bool:
+    return any(_known(match.group()) for match in _REFERENCE.finditer(text))
 
 
 def _known(reference: str) -> bool:
@@ -157,6 +161,9 @@ def strip_markup(text: str) -> str:
         return text
     if _SKELETON.match(text):
         return page_text(text)
+    brackets = text.count("<")
+    if brackets < 3 or brackets * 1000 <= DENSE * len(text):
+        return text
     tags = sum(1 for _ in _TAG.finditer(text))
     return page_text(text) if tags >= 3 and tags * 1000 > DENSE * len(text) else text
 

@@ -113,7 +113,6 @@ def mark(data: Any, i: Any, code: Any, info: Any, place: Any, bounds: Any, row: 
     value, width, gap, tail, wide, previous, run = place
     kind = info & 31
     if kind == t.SPACE or kind == t.WIDE_SPACE:
-        row[c.SPACE_RUNS] += code == 32 and width > 0 and data[i - 1] == 32 and data[i - 2] == 32
         wide |= kind == t.WIDE_SPACE and width > 0
         gap += width > 0
         if code > 127 or code == 13:
@@ -202,8 +201,8 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
             shapes[shape + (16 if chars >= 4 else 0)] += 1
             if chars <= 5 and shape & 9 == 0:
                 stop_words += stops[word & np.uint64(4095)] == word
-            elif shape & 8 or chars > 20:
-                s.special_word(data, bounds[0], i, end, chars, sets[3], row)
+            elif shape & 9 or chars > 20:
+                s.special_word(data, i, end, chars, row)
             count, word_chars = count + 1, word_chars + chars
             width, tail, letters, gap, previous = width + gap + chars, end - 1, letters + chars, 0, 0
             value, i = (value ^ word) * PRIME, end
@@ -216,6 +215,8 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
             han, width = han + count - before, width + gap + count - before
             tail, gap, category = i - 3, 0, 0
             continue
+        if code == 32 and width > 0 and data[i - 1] == 32 and data[i - 2] == 32 and data[i - 3] != 32:
+            row[c.SPACE_RUNS] += s.prose_run(data, i, head, sets[3])
         category = sign_columns(pairs, category, info, row)
         if code == 10:
             ended = (value, head, tail, width, han, letters, wide, i, i == bounds[1])
@@ -280,7 +281,7 @@ def encode_batch(texts: list[str]) -> tuple[npt.NDArray[np.uint8], Matrix]:
         parts = [text.encode("utf-8", "surrogatepass") for text in texts]
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(part) + 1 for part in parts], out=offsets[1:])
-    return np.frombuffer(b"\n".join(parts) + b"\n\n\n\n\n", np.uint8), offsets
+    return np.frombuffer(b"\n".join(parts) + b"\n" * 64, np.uint8), offsets
 
 
 @lru_cache(maxsize=1)

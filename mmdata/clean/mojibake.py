@@ -9,11 +9,17 @@ Does not cover Shift-JIS, EUC-KR or KOI8-R read as Latin-1.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import ftfy
+import numpy as np
 from ftfy import TextFixerConfig
 from ftfy.badness import BADNESS_RE
 from ftfy.chardata import LIGATURES
+
+from mmdata.clean import columns
+from mmdata.clean.measure import measure
+from mmdata.clean.tables import FTFY_ALONE, FTFY_NAMES, FTFY_SHIFT, PRIVATE, character_table
 
 # Chinese-safe: no width folding, no quote folding (ftfy's defaults turn ，！（） into ASCII); references, line ends and
 # control characters have steps of their own; NFC, never NFKC (㎎ ① ² would lose their meaning).
@@ -34,18 +40,38 @@ _CYRILLIC_PAIR = re.compile("(?<=[A-Za-z])Г[©Ё«Є®Їґ±ІіјЎ°ў§ё]")
 _MAC_IN_WORD = re.compile("(?<=[a-z])[\x80-\x9f](?=[a-z])")
 
 
+_QUIET = tuple(FTFY_NAMES.index(name) + 1 for name in ("common", "start_punctuation", "end_punctuation"))
+
+
 def fix_mojibake(text: str) -> str:
     """Text with wrong decodings undone; text without suspicious sequences comes back as it is."""
+    if not _suspect().search(text):
+        return text
     lines = text.split("\n")
     chinese = is_gbk_as_latin1(text, fewest=8)
-    for i, line in enumerate(lines):
-        if line.isascii() and "\x1b" not in line:
-            continue
-        if chinese or is_gbk_as_latin1(line, fewest=24):
-            lines[i] = _from_gbk(line)
-        else:
-            lines[i] = _fix_line(line)
+    numbers = [i for i, line in enumerate(lines) if _suspect().search(line)]
+    rows = measure([lines[i] for i in numbers])
+    counts = rows[:, [columns.FTFY, columns.LIGATURES, columns.ESCAPES, PRIVATE]].sum(axis=1).tolist()
+    for i, suspicious in zip(numbers, counts, strict=True):
+        if chinese or is_gbk_as_latin1(lines[i], fewest=24):
+            lines[i] = _from_gbk(lines[i])
+        elif suspicious:
+            lines[i] = _fix_line(lines[i])
     return "\n".join(lines)
+
+
+@lru_cache(maxsize=1)
+def _suspect() -> re.Pattern[str]:
+    """One of these characters stands in every line that a repair here may change.
+
+    ftfy's categories other than its ordinary punctuation (no pair of those matches its expression, see
+    mmdata.clean.tables.pair_table), Latin ligatures, surrogates, escapes, and the marks of the one-letter cases.
+    """
+    category = (character_table() >> FTFY_SHIFT) & 15
+    loud = [number for number in range(1, FTFY_ALONE + 1) if number not in _QUIET]
+    codes = {int(code) for code in np.flatnonzero(np.isin(category, loud))} | set(LIGATURES) | {0x1B, 0x221A, 0x413}
+    codes |= set(range(0x80, 0x100))
+    return re.compile("[" + "".join(re.escape(chr(code)) for code in sorted(codes)) + "\ud800-\udfff]")
 
 
 def needs_ftfy(line: str) -> bool:

@@ -18,7 +18,7 @@ import hmac
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -93,25 +93,26 @@ def valid_ipv6(address: str) -> bool:
 class Kind:
     """One type of personal data: its expression, its check, which group is replaced, and the placeholder.
 
-    hint: a cheap expression that matches wherever `pattern` does; a text without it is not searched.
+    near: a cheap expression that matches inside every match of `pattern`.
     """
 
     name: str
     pattern: re.Pattern[str]
     placeholder: str
-    hint: re.Pattern[str]
+    near: re.Pattern[str]
     valid: Callable[[str], bool]
     group: int = 0
 
 
-_HINTS = {
-    "url_credentials": "://[^\\s/@]{0,140}@", "email": "@[0-9A-Za-z]", "identity_number": "[0-9]{14}",
+_NEAR = {
+    "url_credentials": "://", "email": "@", "identity_number": "[0-9]{14}",
     "social_credit_code": "[0-9]{6}[0-9A-Z]{10}", "bank_card": "[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{4}",
     "mobile": "1[3-9][0-9](?:[0-9]{8}|[ -][0-9]{4}[ -]|[0-9][ -][0-9]{3}[ -])",
     "landline": "0[1-9][0-9]{1,2}[-) ）] ?[2-8][0-9]{6}", "ipv6": ":[0-9A-Fa-f]{0,4}:",
     "ipv4": "[0-9]\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]", "passport": "[A-Z][0-9]{7}",
     "licence_plate": f"[{_PLATE_HEADS}][A-Z]", "medical_record": "[院诊診历歷案记查像理](?:[号號编卡]|ID)|MRN|[Rr]ecord [Nn]",
 }  # fmt: skip
+_WINDOW = 96  # characters around a match of `near` in which a match of `pattern` lies whole; the longest has 50
 
 
 def _has_digit(text: str) -> bool:
@@ -123,7 +124,7 @@ def _any_value(text: str) -> bool:
 
 
 def _kind(name: str, pattern: str, placeholder: str, valid: Callable[[str], bool] = _any_value, group: int = 0) -> Kind:
-    return Kind(name, re.compile(pattern), placeholder, re.compile(_HINTS[name]), valid, group)
+    return Kind(name, re.compile(pattern), placeholder, re.compile(_NEAR[name]), valid, group)
 
 
 # In the order they are applied: what is found by an earlier kind is not looked at again.
@@ -162,18 +163,19 @@ class PiiOptions:
     key: bytes = b""
 
 
-def mask_pii(text: str, options: PiiOptions, found: Counter[str]) -> str:
+def mask_pii(text: str, options: PiiOptions, found: Counter[str], kinds: int = -1) -> str:
     """The text with personal data treated as the options say; adds the number of valid hits of each kind to `found`.
 
-    A hash is `<name:xxxxxxxxxxxx>`, 48 bits of HMAC-SHA256 with the key: equal values stay equal, and without the key
-    nobody can try all telephone numbers.
+    kinds: bits of the KINDS that the text may hold, as the measuring pass found them; -1 looks for all. A hash is
+    `<name:xxxxxxxxxxxx>`, 48 bits of HMAC-SHA256 with the key: equal values stay equal, and without the key nobody can
+    try all telephone numbers.
     """
     taken: list[tuple[int, int, str]] = []
-    for kind in KINDS:
+    for bit, kind in enumerate(KINDS):
         action = options.actions.get(kind.name, "off")
-        if action == "off" or not kind.hint.search(text):
+        if action == "off" or not kinds >> bit & 1:
             continue
-        for match in kind.pattern.finditer(text):
+        for match in _matches(kind, text):
             group = kind.group if kind.group >= 0 else match.lastindex or 0
             start, stop = match.span(group)
             value = match.group(group)
@@ -191,6 +193,42 @@ def mask_pii(text: str, options: PiiOptions, found: Counter[str]) -> str:
         pieces += [text[position:start], new]
         position = stop
     return "".join(pieces) + text[position:]
+
+
+_LOCAL = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._%+-"  # of an e-mail address before the @
+
+
+def _matches(kind: Kind, text: str) -> Iterator[re.Match[str]]:
+    """What `kind.pattern.finditer(text)` gives, looked for only around the matches of `near`."""
+    if kind.name in ("email", "url_credentials"):
+        yield from _matches_at_mark(kind, text)
+        return
+    position, found = 0, kind.near.search(text)
+    while found is not None:
+        low, high = max(position, found.start() - _WINDOW), found.end() + _WINDOW
+        match = kind.pattern.search(text, low, high)
+        if match is None or match.start() > found.end():
+            found = kind.near.search(text, found.end())
+            continue
+        yield match
+        position = match.end()
+        found = kind.near.search(text, position)
+
+
+def _matches_at_mark(kind: Kind, text: str) -> Iterator[re.Match[str]]:
+    """E-mail addresses and credentials have one place each where they can begin: before their mark, or behind it."""
+    mark = kind.near.pattern
+    position, at = 0, text.find(mark)
+    while at >= 0:
+        start = at + len(mark)
+        if mark == "@":  # where the run of characters that an address may hold before its @ begins
+            before = text[max(at - 65, 0) : at]
+            start = at - len(before) + len(before.rstrip(_LOCAL))
+        match = kind.pattern.match(text, start) if start >= position else None
+        if match is not None:
+            yield match
+            position = match.end()
+        at = text.find(mark, max(at + len(mark), position))
 
 
 def _treated(kind: Kind, action: str, value: str, options: PiiOptions) -> str:

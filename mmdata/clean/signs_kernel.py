@@ -12,15 +12,15 @@ import numpy as np
 
 from mmdata.clean import columns as c
 from mmdata.clean.hashing_kernel import PRIME, SEED, WORD_BYTES, seen_before
+from mmdata.clean.pii_kernel import at_sign, word_kinds
 from mmdata.clean.tables import DIGIT, TERMINAL
 from mmdata.kernels import kernel
 
-NUMBER_DIGITS = 10  # fewest digits of a telephone, card or identity number
 SHORT_HAN = 12  # about as wide as 30 Latin letters, FineWeb's short line
 SHORT_OTHER = 30
 
 # Slots of the state array that the pass and these functions share.
-GROUP_DIGITS, GROUP_END, PARAGRAPH, PARAGRAPH_CHARS, BLANKS, REPEATS, LAST_LINE, STATE = 0, 1, 2, 3, 4, 5, 6, 8
+RUN_HEAD, PARAGRAPH, PARAGRAPH_CHARS, BLANKS, REPEATS, LAST_LINE, STATE = range(7)
 
 
 @kernel
@@ -46,7 +46,7 @@ def sign(data: Any, i: int, start: int, stop: int, row: Any) -> None:
     if byte == 0x26 or byte == 0x3C:
         row[c.MARKUP] += markup_at(data, i, stop)
     elif byte == 0x40:
-        row[c.PII] += i > start and i + 1 < stop and data[i - 1] > 32 and WORD_BYTES[data[i + 1]] != 0
+        row[c.PII] |= at_sign(data, i)
     elif byte == 0x23:
         row[c.HASHES] += 1
     elif byte == 0x7B:
@@ -54,8 +54,6 @@ def sign(data: Any, i: int, start: int, stop: int, row: Any) -> None:
     elif byte == 0x2E:
         dots = i >= start + 2 and data[i - 1] == 0x2E and data[i - 2] == 0x2E
         row[c.ELLIPSES] += dots and (i < start + 3 or data[i - 3] != 0x2E)
-    elif byte == 0x3A:
-        row[c.PII] += i + 2 < stop and data[i + 1] == 0x3A and WORD_BYTES[data[i + 2]] == 8
     elif byte == 13:
         row[c.RETURNS] += 1
     elif byte < 32 or byte == 127:
@@ -77,71 +75,6 @@ def wide_sign(code: int, row: Any) -> None:
 
 
 @kernel
-def keyword_before(data: Any, start: int, i: int) -> bool:
-    """Does a keyword of a number (号 號 话 話 机 機 码 碼 真) end within 9 bytes before byte i, on the same line?"""
-    j = i - 1
-    while j >= start + 2 and j >= i - 12:
-        if data[j] == 10:
-            return False
-        if data[j] < 0xC0 and data[j] >= 0x80 and data[j - 2] >= 0xE0:
-            code = (np.int64(data[j - 2] & 15) << 12) | (np.int64(data[j - 1] & 63) << 6) | np.int64(data[j] & 63)
-            if (code == 0x53F7 or code == 0x8BDD or code == 0x673A or code == 0x7801 or code == 0x771F
-                    or code == 0x865F or code == 0x8A71 or code == 0x6A5F or code == 0x78BC):  # fmt: skip
-                return True
-        j -= 1
-    return False
-
-
-@kernel
-def mrn_before(data: Any, start: int, i: int) -> bool:
-    """Do the letters MRN, or a word ending in rd (as in `record number`), stand within 14 bytes before byte i?"""
-    for j in range(max(start, i - 14), i - 1):
-        if data[j] == 0x52 and data[j + 1] == 0x4E:
-            return True
-        if data[j] == 0x72 and data[j + 1] == 0x64 and data[j + 2] == 0x20:
-            return True
-    return False
-
-
-@kernel
-def number_word(data: Any, start: int, first: int, last: int, state: Any, row: Any) -> None:
-    """A word with digits, bytes [first, last): could it be part of a telephone number, address, passport or plate?"""
-    digits, capitals = 0, 0
-    for j in range(first, last):
-        digits += WORD_BYTES[data[j]] == 8
-        capitals += 65 <= data[j] <= 90
-    row[DIGIT] += digits
-    near = first - state[GROUP_END] <= 3
-    for j in range(max(start, first - 3), first):
-        if j >= state[GROUP_END]:
-            near &= data[j] == 32 or data[j] == 0x2D or data[j] == 0x28 or data[j] == 0x29 or data[j] >= 0xE0 or (
-                0x80 <= data[j] < 0xC0
-            )  # fmt: skip
-    state[GROUP_DIGITS] = state[GROUP_DIGITS] + digits if near else digits
-    state[GROUP_END] = last
-    found = state[GROUP_DIGITS] >= NUMBER_DIGITS
-    found |= digits >= 7 and (capitals > 0 or data[last] == 0x2A)
-    if data[last] == 0x2E and digits == last - first and digits <= 3 and WORD_BYTES[data[last + 1]] == 8:
-        dots, j = 0, first
-        while WORD_BYTES[data[j]] == 8 or data[j] == 0x2E:
-            dots += data[j] == 0x2E
-            j += 1
-        found |= dots >= 3
-    if data[last] == 0x3A or (first > start and data[first - 1] == 0x3A):
-        found |= data[last + 1] == 0x3A or (first - 1 > start and data[first - 2] == 0x3A)
-        colons, j = 0, first
-        while WORD_BYTES[data[j]] or data[j] == 0x3A:
-            colons += data[j] == 0x3A
-            j += 1
-        found |= colons >= 5
-    back = first - 1 if data[first - 1] == 32 else first
-    dotted = data[first - 1] == 0xB7 or data[first - 1] == 0xA2 or (back < first and 65 <= data[back - 1] <= 90)
-    plate = last - first >= 5 and ((capitals > 0 and data[first - 1] >= 0x80) or dotted)
-    if found or plate or mrn_before(data, start, first) or keyword_before(data, start, first):
-        row[c.PII] += 1
-
-
-@kernel
 def long_word(data: Any, first: int, last: int, size: int, row: Any) -> None:
     """Length columns, and the longest run of one byte, of a word of more than 20 characters."""
     row[c.LONGEST_WORD] = max(row[c.LONGEST_WORD], size)
@@ -154,14 +87,50 @@ def long_word(data: Any, first: int, last: int, size: int, row: Any) -> None:
 
 
 @kernel
-def special_word(data: Any, start: Any, first: Any, last: Any, size: Any, state: Any, row: Any) -> None:
-    """A word with a digit, or of more than 20 characters: bytes [first, last), size characters."""
+def special_word(data: Any, first: Any, last: Any, size: Any, row: Any) -> None:
+    """A word with a digit, a letter beyond ASCII, or more than 20 characters: bytes [first, last), size characters."""
     if size > 20:
         long_word(data, first, last, size, row)
-    for j in range(first, last):
-        if WORD_BYTES[data[j]] == 8:
-            number_word(data, start, first, last, state, row)
-            break
+    digits, kinds = word_kinds(data, first, last)
+    row[DIGIT] += digits
+    row[c.PII] |= kinds
+
+
+@kernel
+def prose_run(data: Any, i: Any, head: Any, state: Any) -> bool:
+    """Could the run of spaces whose third is byte i stand between words of a prose line? head: first visible byte.
+
+    What mmdata.clean.lines.collapse_space_runs asks of a line, letters beyond ASCII taken for granted; a line's second
+    run is not judged again, so the cost is linear.
+    """
+    before = data[i - 3]
+    after = i + 1
+    while data[after] == 32:
+        after += 1
+    if not (WORD_BYTES[before] & 2 or before >= 0x80 or before == 0x2C or before == 0x3B):
+        return False
+    if not (WORD_BYTES[data[after]] & 2 or data[after] >= 0x80):
+        return False
+    if state[RUN_HEAD] == head + 1:
+        return False
+    j = head
+    while data[j - 1] != 10:
+        j -= 1
+    if data[j] == 32 or i - 2 - j < 20:
+        return False
+    state[RUN_HEAD] = head + 1
+    letters, others = 0, 0
+    while data[j] != 10:
+        byte = data[j]
+        if byte == 0x7C or byte == 9 or byte == 0x7B or byte == 0x7D or 0x3C <= byte <= 0x3E or byte == 0x23:
+            return False
+        if byte == 0x60 or (byte == 0x2D and (data[j + 1] == 0x2D or data[j + 1] == 0x3E)):
+            return False
+        letter = WORD_BYTES[byte] & 2 != 0 or byte >= 0xC0
+        letters += letter
+        others += not letter and byte < 0x80 and byte != 32
+        j += 1
+    return bool(10 * letters > 7 * (letters + others))
 
 
 @kernel
@@ -206,7 +175,10 @@ def close_line(data: Any, line: Any, lookup: Any, sets: Any, row: Any) -> None:
         row[c.LINE_CHARS] += width
         row[c.SHORT_LINES] += width <= (SHORT_HAN if han else SHORT_OTHER)
         row[c.WIDE_LINES] += wide != 0 and han == 0
-        row[c.BOILERPLATE_STARTS] += lookup[3][line_start_hash(data, head)]
+        if lookup[3][line_start_hash(data, head)]:
+            row[c.BOILERPLATE_LAST] = row[c.LINES]
+            if row[c.BOILERPLATE_FIRST] == 0:
+                row[c.BOILERPLATE_FIRST] = row[c.LINES]
         line_end(data, head, tail, lookup[0], row)
         if seen_before(value, stamp, mask, seen):
             row[c.DUPLICATE_LINES] += 1

@@ -106,6 +106,12 @@ def _gbk(rows: Matrix, parameters: dict[str, Any]) -> Mask:
     return np.asarray((rows[:, c.GBK_TRACES] >= 3) & (rows[:, c.GBK_TRACES] * 8 >= rows[:, t.HAN]))
 
 
+def _at_edges(rows: Matrix, parameters: dict[str, Any]) -> Mask:
+    first, last = rows[:, c.BOILERPLATE_FIRST], rows[:, c.BOILERPLATE_LAST]
+    edge = parameters["edge"]
+    return np.asarray((first > 0) & ((first <= edge) | (last > rows[:, c.LINES] - edge)))
+
+
 # What each repair does, and on which documents it may have something to do; None: on all.
 REPAIRS: dict[str, tuple[Repair, Trigger]] = {
     "line_ends": (characters.normalize_line_ends, _any(c.RETURNS)),
@@ -123,7 +129,7 @@ REPAIRS: dict[str, tuple[Repair, Trigger]] = {
     "space_runs": (lines.collapse_space_runs, _any(c.SPACE_RUNS)),
     "line_tails": (lines.strip_line_ends, _any(c.TAILS)),
     "repeated_lines": (lines.remove_repeated_lines, lambda rows, p: rows[:, c.REPEATED_RUN] >= p["min_repeats"]),
-    "boilerplate": (lines.remove_boilerplate, _any(c.BOILERPLATE_STARTS)),
+    "boilerplate": (lines.remove_boilerplate, _at_edges),
     "blank_lines": (lines.collapse_blank_lines, lambda rows, p: rows[:, c.BLANK_RUN] > p["max_blank"]),
     "convert_chinese": (convert_chinese, _any(t.HAN)),
     "unwrap_lines": (pdf.unwrap_lines, lambda rows, p: rows[:, c.LINES] >= 2),
@@ -261,7 +267,8 @@ def _pii(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], re
     options = pii_options(step.parameters)
     batch.refresh()
     for i in np.flatnonzero(verdicts.alive & (batch.rows[:, c.PII] > 0)).tolist():
-        texts = [mask_pii(part.text, options, batch.pii) for part in batch.documents[i].parts]
+        kinds = int(batch.rows[i, c.PII])
+        texts = [mask_pii(part.text, options, batch.pii, kinds) for part in batch.documents[i].parts]
         changed[step.name] += batch.replace(i, texts, step.name, removed)
 
 
