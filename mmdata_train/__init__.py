@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmdata_train.config import TrainConfig as TrainConfig
     from mmdata_train.errors import TrainError as TrainError
     from mmdata_train.layout import ParallelLayout as ParallelLayout
+    from mmdata_train.run import finetune as finetune
     from mmdata_train.sampler import ParallelSampler as ParallelSampler
 
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "ParallelSampler": "mmdata_train.sampler",
     "TrainConfig": "mmdata_train.config",
     "TrainError": "mmdata_train.errors",
+    "finetune": "mmdata_train.run",
 }
 
 __all__ = sorted(_HOMES)

@@ -65,7 +65,7 @@ def finetune(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
       mmdata-train finetune finetune.yaml --set train.lr=1e-4 --set parallel.pipeline=2
     """
     from mmdata_train import ranks
-    from mmdata_train.finetune import finetune as run
+    from mmdata_train.run import finetune as run
 
     settings = load_config(config, overrides)
     count = ranks.ranks_here(settings)

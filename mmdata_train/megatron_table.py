@@ -46,7 +46,7 @@ _KERNEL = "kernels are chosen by PyTorch"
 _DDP = "gradients are reduced layer by layer as they are ready"
 _LOGGED = "loss, gradient norm, rate, tokens/s, TFLOP/s, MFU and memory are logged at every --log-interval"
 _NO_WANDB = "nothing is sent; log.jsonl (and TensorBoard with --tensorboard-dir) are in the --save folder"
-_PROFILE = "no profile is taken by this command; wrap mmdata_train.finetune.finetune with torch.profiler"
+_PROFILE = "no profile is taken by this command; wrap mmdata_train.finetune with torch.profiler"
 _FORMAT = "checkpoints are torch's distributed ones, readable in any layout"
 _RECOMPUTE = "every layer is recomputed alike; results are the same, memory and time may differ"
 

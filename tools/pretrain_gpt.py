@@ -86,7 +86,7 @@ def read(arguments: Sequence[str]) -> tuple[Prepared, int, bool]:
 
 def train(prepared: Prepared) -> None:
     """Be one rank of the run."""
-    from mmdata_train.finetune import finetune
+    from mmdata_train.run import finetune
 
     rank = os.environ.get("RANK", "0")
     handler = logging.StreamHandler()

@@ -18,8 +18,8 @@ import mmdata  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
 from mmdata_train.errors import ConfigError  # noqa: E402
-from mmdata_train.finetune import count_steps, finetune, samples_of_steps  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
+from mmdata_train.run import count_steps, finetune, samples_of_steps  # noqa: E402
 from mmdata_train.trainer import RunSummary  # noqa: E402
 
 
