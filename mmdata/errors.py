@@ -2,7 +2,8 @@
 
 MMDataError
 ├── UsageError            wrong options or values (exit code 2 on the command line)
-│   └── NotOfferedError, MissingPackageError
+│   ├── NotOfferedError, MissingPackageError
+│   └── RecipeError: UnknownStepError, StepParameterError, BoilerplateListError
 ├── InputError            input files that cannot be found, read or decoded
 │   ├── InputTruncatedError, InputCorruptError, InputChangedError
 │   └── InputRejectedError, TooManyRejectsError
@@ -21,8 +22,6 @@ MMDataError
 │   └── TokenizerEodError, TokenizerTextError
 ├── RunError              a worker died, the ledger disagrees, the run was interrupted
 │   └── WorkerDiedError, WorkFolderBusyError, LedgerMismatchError, LedgerDamagedError
-├── RecipeError           a cleaning recipe that cannot be understood
-│   └── UnknownStepError, StepParameterError, BoilerplateListError
 ├── DedupError            deduplication parameters or an index that do not fit
 │   ├── DedupParameterError, DedupFieldError, DedupSpaceError, DedupStateError
 │   └── DedupIndexError, DedupIndexMismatchError, DedupIndexChangedError
@@ -268,8 +267,8 @@ class LedgerDamagedError(RunError):
     """A ledger holds something its writer never wrote, before its last line."""
 
 
-class RecipeError(MMDataError):
-    """A cleaning recipe holds an unknown step, key or value."""
+class RecipeError(UsageError):
+    """A cleaning recipe is unknown, or holds an unknown step, key or value."""
 
 
 class UnknownStepError(RecipeError):

@@ -23,6 +23,8 @@ from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
 DIM, BRIGHT, RESET = "\x1b[2m", "\x1b[1;32m", "\x1b[0m"
 SHOWN_TOKENS = 64
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), 11, 12, *range(13, 32), *range(127, 160))}
+# Bidirectional controls can make a terminal show text in another order than it has (Trojan Source, CVE-2021-42574).
+_CONTROL |= {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 def describe(

@@ -6,6 +6,7 @@ Order: checks that touch nothing, tokenizer, ledger, phases (`encode`, or `sign`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -86,6 +87,7 @@ class Conversion:
         self, arguments: list[Any], prefix: str, tokenizer: Any, options: ConvertOptions, run: RunOptions
     ) -> None:
         started = time.time()
+        self._opened = False
         self._prefix, self._options, self._run = prefix, options, run
         self._work_dir = prefix + ".work"
         executor = make_executor(run.executor, run.workers, run.shard)
@@ -110,7 +112,15 @@ class Conversion:
 
     def execute(self) -> RunReport:
         """Run to the end. Raises InputError, OutputError, RunError, DedupError, ChatError and their kin."""
+        try:
+            return self._execute()
+        finally:
+            if self._opened and not self._unfinished():  # done, or failed in a way that no rerun can go on from
+                shutil.rmtree(self._work_dir, ignore_errors=True)
+
+    def _execute(self) -> RunReport:
         with self._open_ledger() as ledger, ThreadPoolExecutor(1) as background:
+            self._opened = True
             hashes = background.submit(hash_inputs, self._inputs)
             progress = self._run.progress or SilentProgress()
             tools = RunTools(self._executor, ledger, progress, self._run.commit_seconds)
@@ -127,7 +137,6 @@ class Conversion:
             finally:
                 progress.close()
             ledger.finish()
-        shutil.rmtree(self._work_dir, ignore_errors=True)
         return report
 
     def describe(self) -> dict[str, Any]:
@@ -269,6 +278,9 @@ class Conversion:
         shards = consumed.outputs.publish(
             lambda key: self._facts.manifest(key, consumed.tally, facts), spans=bool(chat.get("conversations"))
         )
+        for shard in shards:
+            if not shard.documents:
+                self._say(f"{shard.prefix} has no documents: its share of so few documents is empty")
         if self._by_order:
             shards = [part for shard in shards for part in self._cut_in_order(shard)]
         elif self._pai is not None:
@@ -298,7 +310,8 @@ class Conversion:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name not in ("lock", "owner.json"):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # an open file stays on Windows
+                    path.unlink()
 
 
 def _files_of(shards: list[PublishedShard], sidecars: bool, spans: bool) -> list[str]:

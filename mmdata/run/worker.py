@@ -6,6 +6,7 @@ however the parent ended.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -49,6 +50,12 @@ def serve(tasks: Connection, answers: Connection, build: Message) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     inbox: queue.Queue[Message | None] = queue.Queue(maxsize=1)
     threading.Thread(target=_read_ahead, args=(tasks, inbox), daemon=True).start()
+    # A broken pipe means that the parent is gone: nobody is left to tell.
+    with contextlib.suppress(BrokenPipeError, ConnectionError):
+        _work(inbox, answers, build)
+
+
+def _work(inbox: queue.Queue[Message | None], answers: Connection, build: Message) -> None:
     try:
         function: Callable[[Any], Any] = build.load()()
         gc.freeze()  # what was built stays: no use in looking through it for garbage again and again

@@ -104,7 +104,7 @@ def test_shard_commands_work_on_what_convert_wrote(place: Path) -> None:
         (("convert", "none.jsonl", "-o", "x", "--tokenizer", "tok"), 1, "none.jsonl"),
         (("convert", "a.jsonl", "-o", "x", "--tokenizer", "nowhere"), 1, "nowhere"),
         (("convert", "a.jsonl", "-o", "x", "--tokenizer", "tok", "--dedup", "minhsh"), 2, "minhash"),
-        (("convert", "a.jsonl", "-o", "x", "--tokenizer", "tok", "--recipe", "atuo"), 1, "auto"),
+        (("convert", "a.jsonl", "-o", "x", "--tokenizer", "tok", "--recipe", "atuo"), 2, "auto"),
         (("convert", "a.jsonl", "-o", "x", "--tokenizer", "tok", "--executor", "ray"), 2, "ray"),
         (("convert", "a.jsonl", "-o", "x", "--tokenizer", "tok", "--shard", "0/2"), 2, "shard"),
         (("convert", "a.jsonl", "-o", "x"), 2, "--tokenizer"),
