@@ -132,6 +132,27 @@ def count_logs() -> Any:
 
 
 @kernel
+def words_are_spread(words: Any, lengths: Any, count: int, bounds: Any, buckets: Any, row: Any) -> bool:
+    """Do 256 buckets of words prove that entropy and top word keep their limits? bounds: (entropy, top share).
+
+    A bucket holds at least what its commonest word does, so its share of the words bounds the entropy from below
+    (min-entropy) and its share of the characters bounds the top word's from above. Where both keep the limits, those
+    bounds go to the columns: decisions are the same, and the exact count is saved.
+    """
+    buckets[:] = 0
+    for i in range(count):
+        buckets[words[i] & np.uint64(255)] += (np.int64(lengths[i]) << 32) + 1
+    most, chars = 1, 0
+    for bucket in range(256):
+        most = max(most, buckets[bucket] & 0xFFFFFFFF)
+        chars = max(chars, buckets[bucket] >> 32)
+    if count == 0 or np.log2(count / most) < bounds[0] + 1e-5 or chars > bounds[1] * row[c.WORD_CHARS]:
+        return False
+    row[c.ENTROPY], row[c.TOP_WORD_CHARS] = np.int64(np.log2(count / most) * 1e6), chars
+    return True
+
+
+@kernel
 def word_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, tables: Any, row: Any) -> None:
     """Distinct words, unigram entropy and the top word, from hashes; tables: (keys, counts, grams, logs)."""
     keys, counts, _, logs = tables

@@ -22,7 +22,7 @@ from mmdata.clean import columns as c
 from mmdata.clean import language
 from mmdata.clean import tables as t
 from mmdata.clean.lines import line_starts
-from mmdata.clean.measure import NO_STARTS, measure
+from mmdata.clean.measure import EXACT, NO_STARTS, measure
 from mmdata.clean.pii import KINDS, PiiOptions
 from mmdata.clean.recipe import Recipe, Step, load_recipe
 from mmdata.clean.steps import Batch, Verdicts, run_step
@@ -86,7 +86,8 @@ class Cleaner:
         """
         edges = [step.parameters["lists"] for step in self.recipe.steps if step.name == "boilerplate"]
         lists = [name for names in edges for name in names]
-        batch = Batch.of(documents, line_starts(tuple(lists)) if lists else NO_STARTS)
+        starts = line_starts(tuple(lists)) if lists else NO_STARTS
+        batch = Batch.of(documents, starts, _bounds(self.recipe))
         result = CleanResult([], [], pii=batch.pii)
         verdicts = Verdicts(len(documents))
         for step in self.recipe.steps:
@@ -128,6 +129,23 @@ class Cleaner:
             if sum(sample.reason == name for sample in result.samples) < self.show:
                 after = None if reason else batch.documents[i].text
                 result.samples.append(Sample(name, before.path, before.line, before.text, after))
+
+
+def _bounds(recipe: Recipe) -> tuple[float, float]:
+    """What the recipe asks about entropy and the top word, so that `measure` need not count where both keep it."""
+    least, most = 0.0, 1.0
+    for step in recipe.steps:
+        low: float | None = step.parameters.get("min")
+        high: float | None = step.parameters.get("max")
+        if step.name == "unique_word_share" or (step.name == "entropy" and high is not None):
+            return EXACT
+        if step.name == "top_word_chars" and low is not None:
+            return EXACT
+        if step.name == "entropy" and low is not None:
+            least = max(least, low)
+        if step.name == "top_word_chars" and high is not None:
+            most = min(most, high)
+    return least, most
 
 
 def with_pii(recipe: Recipe, action: str) -> Recipe:

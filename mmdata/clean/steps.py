@@ -16,7 +16,7 @@ from mmdata.clean import characters, language, lines, markup, mojibake, pdf, pub
 from mmdata.clean import columns as c
 from mmdata.clean import tables as t
 from mmdata.clean.chinese import convert_chinese
-from mmdata.clean.measure import measure
+from mmdata.clean.measure import EXACT, measure
 from mmdata.clean.pii import ACTIONS, DEFAULT_ACTIONS, NAMES, PiiOptions, mask_pii
 from mmdata.clean.recipe import Step, nearest
 from mmdata.document import Document
@@ -36,6 +36,7 @@ class Batch:
     documents: list[Document]
     rows: Matrix
     starts: npt.NDArray[np.bool_]
+    bounds: tuple[float, float]
     chat: Mask
     languages: npt.NDArray[np.int8] | None = None
     stale: set[int] = field(default_factory=set)
@@ -43,16 +44,19 @@ class Batch:
     pii: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, documents: list[Document], starts: npt.NDArray[np.bool_]) -> Batch:
+    def of(
+        cls, documents: list[Document], starts: npt.NDArray[np.bool_], bounds: tuple[float, float] = EXACT
+    ) -> Batch:
         """Measure the documents once."""
         chat = np.array([any(part.role != "text" for part in d.parts) for d in documents], np.bool_)
-        return cls(list(documents), measure([d.text for d in documents], starts), starts, chat)
+        rows = measure([d.text for d in documents], starts, bounds)
+        return cls(list(documents), rows, starts, bounds, chat)
 
     def refresh(self) -> None:
         """Measure again what changed since it was measured."""
         if self.stale:
             numbers = sorted(self.stale)
-            self.rows[numbers] = measure([self.documents[i].text for i in numbers], self.starts)
+            self.rows[numbers] = measure([self.documents[i].text for i in numbers], self.starts, self.bounds)
             self.stale.clear()
 
     def detect(self) -> npt.NDArray[np.int8]:

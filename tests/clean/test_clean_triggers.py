@@ -18,7 +18,8 @@ from mmdata.clean.steps import REPAIRS
 ALL = PiiOptions(dict.fromkeys(NAMES, "replace"))
 PIECES = [
     "13800138000", "+86", "0086", "138 1234 5678", "1381-234-5678", "010-87654321", "(0755) 87654321",
-    "（021）87654321", "110105194912310021", "11010519491231002X", "130503670401001", "6222 0212 3456 7890 123", "4111111111111111",
+    "（021）87654321", "110105194912310021", "11010519491231002X", "130503670401001", "6222 0212 3456 7890 123",
+    "4111111111111111",
     "192.168.10.1", "1.2.3.4", "fe80:0:0:0:abcd:1:2:3", "2001:db8::12:34", "dead:beef:cafe:5417:affe:8FA3:deaf:feed",
     "E12345678", "D1234567", "PE1234567", "京A12345", "粤B·1234学", "沪AD12345", "苏E F1234D", "住院号：ZY-2021001",
     "病历编号 A1234", "门诊ID12345", "MRN: 12345", "Medical record No. 9912", "medical Record number #A123-4",
@@ -56,7 +57,7 @@ def test_the_candidate_bits_stand_in_the_order_of_the_kinds(name: str) -> None:
 
 
 WORDS = ["word   word", "a  b", "    ", "text", "，   文", "| x   y |", "中文字", "x = 1   y", "   ", "7   8", "\n",
-         "\t", "a long line of plain words", "é   è", "foo--bar   baz", "Home", "首页 | 关于", "Back to top"]  # fmt: skip
+         "\t", "a long line of plain words", "é   è", "foo--bar   baz", "Home", "首页 | 关于"]  # fmt: skip
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -64,6 +65,20 @@ WORDS = ["word   word", "a  b", "    ", "text", "，   文", "| x   y |", "中�
 def test_no_run_of_spaces_that_would_be_cut_is_overlooked(text: str) -> None:
     if collapse_space_runs(text) != text:
         assert measure([text])[0, c.SPACE_RUNS] > 0
+
+
+def test_bounds_of_entropy_and_top_word_never_change_a_verdict() -> None:
+    rng = random.Random(3)
+    words = [f"w{i}" for i in range(400)]
+    texts = [" ".join(rng.choices(words[: rng.choice([2, 6, 12, 400])], k=rng.randint(1, 300))) for _ in range(400)]
+    texts += ["的" * n + "".join(chr(0x4E00 + rng.randint(0, 300)) for _ in range(60)) for n in range(200)]
+    exact, quick = measure(texts), measure(texts, bounds=(2.5, 0.6))
+    low, share = exact[:, c.ENTROPY] < 2.5e6, exact[:, c.TOP_WORD_CHARS] > 0.6 * exact[:, c.WORD_CHARS]
+    assert low.any() and share.any()
+    assert ((quick[:, c.ENTROPY] < 2.5e6) == low).all()
+    assert ((quick[:, c.TOP_WORD_CHARS] > 0.6 * exact[:, c.WORD_CHARS]) == share).all()
+    failed = low | share
+    assert (quick[failed] == exact[failed]).all()
 
 
 def test_no_boilerplate_line_that_would_go_is_overlooked() -> None:
