@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from dataclasses import asdict
 
 import click
 
-from mmdata.errors import MMDataError, UsageError
+from mmdata.errors import MMDataError
 from mmdata_train.config import load_config
+from mmdata_train.console import start_logging
 from mmdata_train.data.cli import data_command
+from mmdata_train.errors import exit_code_of
 
 
 class _Group(click.Group):
@@ -26,7 +27,7 @@ class _Group(click.Group):
                 raise
             rank = os.environ.get("RANK")
             click.echo(f"error: {f'rank {rank}: ' if rank else ''}{error}", err=True)
-            sys.exit(2 if isinstance(error, UsageError) else 1)
+            sys.exit(exit_code_of(error))
 
 
 @click.group(cls=_Group)
@@ -39,16 +40,6 @@ def main(debug: bool) -> None:
       mmdata-train finetune finetune.yaml --set parallel.tensor=2
       torchrun --nnodes 2 --nproc-per-node 8 ... -m mmdata_train finetune finetune.yaml
     """
-
-
-def _start_logging() -> None:
-    """Records of rank 0 on stderr; warnings of the others, with their rank."""
-    rank = os.environ.get("RANK", "0")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s" if rank == "0" else f"rank {rank}: %(message)s"))
-    logger = logging.getLogger("mmdata_train")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO if rank == "0" else logging.WARNING)
 
 
 @main.command()
@@ -64,15 +55,15 @@ def finetune(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Example:
       mmdata-train finetune finetune.yaml --set train.lr=1e-4 --set parallel.pipeline=2
     """
-    from mmdata_train import ranks
-    from mmdata_train.run import finetune as run
+    from mmdata_train import ranks, run
 
     settings = load_config(config, overrides)
+    start_logging()
     count = ranks.ranks_here(settings)
     if count > 1 and not ranks.under_launcher():
+        run.check_before_ranks(settings, count)
         return ranks.start_ranks(count, sys.argv[1:])
-    _start_logging()
-    summary = run(settings)
+    summary = run.finetune(settings)
     if as_json and os.environ.get("RANK", "0") == "0":
         click.echo(json.dumps(asdict(summary)))
 

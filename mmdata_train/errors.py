@@ -11,6 +11,7 @@ MMDataError
     ├── ModelError            a model that cannot be built, read or loaded
     ├── CheckpointError       a checkpoint that cannot be written, found or trusted
     ├── RankError             a rank that failed, died or did not answer in time
+    ├── MemoryExhaustedError  a device or the host is out of memory; lists what used it and the remedies in order
     ├── StepError             training that cannot go on: too many non-finite steps, a batch of the wrong shape
     └── DataError             shards that do not fit the model, the tokenizer or the checkpoint
         └── BatchMismatch     ranks that must hold the same batch hold different ones
@@ -70,7 +71,15 @@ class CheckpointError(TrainError):
 
 
 class RankError(TrainError):
-    """A rank failed, died or did not answer in time; the message names it."""
+    """A rank failed, died or did not answer in time; the message names it. exit_code: for the command that waited."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class MemoryExhaustedError(TrainError):
+    """A device or the host is out of memory; the message lists what used it, measured, and the remedies in order."""
 
 
 class StepError(TrainError):
@@ -83,3 +92,10 @@ class DataError(TrainError):
 
 class BatchMismatch(DataError):
     """Ranks that must hold the same batch (tensor peers, first and last stage) hold different ones."""
+
+
+def exit_code_of(error: MMDataError) -> int:
+    """What a command that fails with `error` ends with: 2 for wrong usage, else 1; a rank's own is passed on."""
+    if isinstance(error, RankError):
+        return error.exit_code
+    return 2 if isinstance(error, UsageError) else 1

@@ -1,7 +1,8 @@
 """A whole run on this rank: data, engine, checkpoints, loop. Called alike on every rank.
 
-Order matters: everything that can be refused without other ranks is refused first, data is opened before the model is
-built, and a checkpoint found in the output folder is continued.
+Order matters: raw files are converted before any process group exists, everything that can be refused without other
+ranks is refused next, data is opened before the model is built, and a checkpoint found in the output folder is
+continued.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ import torch.distributed as dist
 from mmdata_train.batch import Batch
 from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state
 from mmdata_train.config import TrainConfig, TrainingConfig
+from mmdata_train.config_checks import check_run
 from mmdata_train.config_io import dump_yaml
 from mmdata_train.data.open import TrainingData, open_training, open_validation, samples_for_epochs
-from mmdata_train.data.show import model_facts, share_lines
+from mmdata_train.data.prepare import prepare_data
+from mmdata_train.data.show import model_facts, share_lines, tokenizer_path
 from mmdata_train.errors import ConfigError
 from mmdata_train.loader import Place, StepLoader
 from mmdata_train.mesh import Mesh, pick_device, start_process_group
 from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.sampler import ParallelSampler
-from mmdata_train.session import open_engine
+from mmdata_train.session import model_config, open_engine
 from mmdata_train.slices import TENSOR_AXIS
 from mmdata_train.trainer import RunSummary, Trainer, ValidationSet, global_rows_at
 
@@ -77,6 +80,26 @@ def open_data(config: TrainConfig, state: dict[str, Any] | None) -> tuple[Traini
     return data, steps
 
 
+def with_shards(config: TrainConfig) -> TrainConfig:
+    """`config` with raw files under `data` converted and replaced by their shards: see prepare_data for what it raises.
+
+    To be called before any process group exists: no collective waits for tokenization.
+    """
+    return replace(config, data=prepare_data(config.data, config.output.dir / "cache", tokenizer_path(config)))
+
+
+def check_before_ranks(config: TrainConfig, world_size: int) -> int:
+    """Convert raw files, build the sample index and refuse what `world_size` ranks would all refuse; returns the steps.
+
+    Called once by the process that starts the ranks, so that the user reads one message instead of one from each.
+    Raises ConfigError, DataError, ModelError, CheckpointError and what prepare_data raises.
+    """
+    found = latest_checkpoint(config.output.dir / CHECKPOINTS)
+    state = read_state(found) if found is not None else None
+    check_run(model_config(config), config.parallel, config.train, config.data.seq_length, world_size)
+    return open_data(with_shards(config), None if state is None else state["data"])[1]
+
+
 def _loader(config: TrainConfig, mesh: Mesh, model: ModelParts, data: TrainingData, **options: Any) -> StepLoader:
     training = config.train
     sampler = ParallelSampler(
@@ -111,25 +134,26 @@ def finetune(config: TrainConfig) -> RunSummary:
 
     Raises ConfigError, DataError, ModelError, CheckpointError, StepError.
     """
-    folder = Path(config.output.dir)
-    found = latest_checkpoint(folder / CHECKPOINTS)
+    found = latest_checkpoint(config.output.dir / CHECKPOINTS)
     state = read_state(found) if found is not None else None
+    prepared = with_shards(config)
     device = pick_device()
     started = start_process_group(device.type, config.parallel.timeout_minutes)
     try:
-        return _run(config, folder, found, state)
+        return _run(prepared, found, state, as_given=dump_yaml(config))
     finally:
         if started:
             dist.destroy_process_group()
 
 
-def _run(config: TrainConfig, folder: Path, found: Path | None, state: dict[str, Any] | None) -> RunSummary:
+def _run(config: TrainConfig, found: Path | None, state: dict[str, Any] | None, as_given: str) -> RunSummary:
+    folder = config.output.dir
     data, steps = open_data(config, None if state is None else state["data"])
     engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=found is None)
     mesh, first = engine.model.mesh, dist.get_rank() == 0
     checkpointer = Checkpointer(folder / CHECKPOINTS, config.output.keep, config.output.async_save)
     if first:
-        (folder / "config.yaml").write_text(dump_yaml(config), encoding="utf-8")
+        (folder / "config.yaml").write_text(as_given, encoding="utf-8")
         for line in share_lines(data):
             logger.info("%s", line)
         logger.info("%d steps of %d sequences, %s", steps, config.train.global_batch_size, mesh.layout)

@@ -14,7 +14,6 @@ same run as YAML is written to the --save folder as from_flags.yaml.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -24,7 +23,8 @@ from pathlib import Path
 from mmdata.errors import MMDataError, UsageError
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_io import dump_yaml
-from mmdata_train.errors import CommandLineError, LayoutError
+from mmdata_train.console import start_logging
+from mmdata_train.errors import CommandLineError, LayoutError, exit_code_of
 from mmdata_train.megatron_page import help_text, markdown
 from mmdata_train.megatron_run import Prepared, make_ready, prepare
 
@@ -52,7 +52,7 @@ def complain(error: MMDataError) -> int:
         say([f"... and {len(problems) - MOST_LINES} more"])
     if rank != "0" and not isinstance(error, UsageError):
         print(f"{NAME}: rank {rank}: error: {error}", file=sys.stderr, flush=True)
-    return 2 if isinstance(error, UsageError) else 1
+    return exit_code_of(error)
 
 
 def world_here(config: TrainConfig) -> int:
@@ -88,34 +88,18 @@ def train(prepared: Prepared) -> None:
     """Be one rank of the run."""
     from mmdata_train.run import finetune
 
-    rank = os.environ.get("RANK", "0")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s" if rank == "0" else f"rank {rank}: %(message)s"))
-    logger = logging.getLogger("mmdata_train")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO if rank == "0" else logging.WARNING)
     summary = finetune(prepared.config)
-    if rank == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(json.dumps(asdict(summary)))
 
 
-def start(prepared: Prepared, world: int) -> int:
-    """Start the ranks with torchrun's launcher and wait for them; returns the exit code."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
+def start(prepared: Prepared, world: int) -> None:
+    """Refuse what every rank would refuse, then start the ranks with torchrun's launcher and wait for them."""
     from mmdata_train.ranks import start_ranks
+    from mmdata_train.run import check_before_ranks
 
-    try:
-        start_ranks(world, ["finetune", str(Path(prepared.config.output.dir) / YAML), "--json"])
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        say([f"error: rank {rank} failed first, with exit code {failure.exitcode}; its own lines above say why"])
-        return 2 if failure.exitcode == 2 else 1
-    except SignalException as error:
-        say([f"stopped by {error.sigval.name}; the same command goes on from the last checkpoint"])
-        return 1
-    return 0
+    check_before_ranks(prepared.config, world)
+    start_ranks(world, ["finetune", str(Path(prepared.config.output.dir) / YAML), "--json"])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -135,9 +119,11 @@ def main(arguments: Sequence[str]) -> int:
             folder = Path(prepared.config.output.dir)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / YAML).write_text(dump_yaml(prepared.config), encoding="utf-8")
+        start_logging()
         if world > 1 and not running:
-            return start(prepared, world)
-        train(prepared)
+            start(prepared, world)
+        else:
+            train(prepared)
     except MMDataError as error:
         return complain(error)
     return 0

@@ -127,6 +127,62 @@ def test_plain_command_starts_its_own_ranks(shards: Path, tmp_path: Path) -> Non
     assert "pipeline=2" in done.stderr and "step 2/2 | loss" in done.stderr
 
 
+def small_run(tmp_path: Path, shards: Path, **changes: Any) -> None:
+    """run.yaml of two ranks without evaluation."""
+    changes = {"train.eval_every": None, "parallel.pipeline": 2, "parallel.data": 1} | changes
+    (tmp_path / "run.yaml").write_text(dump_yaml(config_of(shards, tmp_path / "out", **changes)), encoding="utf-8")
+
+
+def test_data_smaller_than_a_batch_is_refused_once_before_ranks_start(shards: Path, tmp_path: Path) -> None:
+    small_run(tmp_path, shards, **{"train.steps": None, "train.global_batch_size": 4096})
+    done = command("finetune", "run.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.rstrip("\n").count("\n") == 0
+    assert "samples are fewer than one global batch of 4096" in done.stderr
+
+
+def test_failing_rank_is_named_without_the_launchers_traceback(shards: Path, tmp_path: Path) -> None:
+    """The rate makes every gradient overflow; no rank could know it before."""
+    small_run(tmp_path, shards, **{"train.lr": 1e30, "train.steps": 40, "train.max_skipped_steps": 2})
+    done = command("finetune", "run.yaml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "gradients were not finite 2 steps in a row" in done.stderr
+    assert done.stderr.rstrip("\n").split("\n")[-1].startswith("error: rank ")
+    assert "Traceback" not in done.stderr and "ChildFailedError" not in done.stderr
+
+
+def test_signal_nine_is_told_as_the_host_out_of_memory() -> None:
+    from mmdata_train.ranks import explain_exit
+
+    assert "killed by signal 9" in explain_exit(-9) and "host's memory" in explain_exit(-9)
+    assert "parallel.timeout_minutes" in explain_exit(-6)
+    assert explain_exit(-11).endswith("(SIGSEGV)")
+
+
+def test_raw_lines_are_converted_and_trained_on(shared: Path, one: RankPool, tmp_path: Path) -> None:
+    """From JSON lines to a falling loss, and a second start finds the shards made by the first."""
+    sentence = "The court of the second instance upheld the ruling of the first on all counts."
+    lines = "".join(json.dumps({"text": f"{sentence} {sentence} Case {i}."}) + "\n" for i in range(64))
+    (tmp_path / "cases.jsonl").write_text(lines, encoding="utf-8")
+    mapping = {
+        "model": {"vocab_size": 50257, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "vocab_multiple": 64},
+        "tokenizer": str(shared / "tokenizers" / "gpt2"),
+        "data": {
+            "train": [{"path": str(tmp_path / "cases.jsonl")}], "seq_length": 32, "loading": {"workers": 0},
+            "convert": {"workers": 1, "recipe": "none", "dedup": "none"},
+        },
+        "train": {"micro_batch_size": 4, "global_batch_size": 8, "steps": 8, "lr": 3e-2, "precision": "fp32"},
+        "output": {"dir": str(tmp_path / "out")},
+    }  # fmt: skip
+    config = build(TrainConfig, mapping)
+    summary = one.run(run, config)[0]
+    curve = losses(tmp_path / "out")
+    assert curve[0] == pytest.approx(np.log(50257), rel=0.02)
+    assert summary.loss == curve[-1] < curve[0] - 1
+    assert (tmp_path / "out" / "config.yaml").read_text(encoding="utf-8") == dump_yaml(config)
+    assert len(list((tmp_path / "out" / "cache" / "converted").iterdir())) == 1
+
+
 def test_wrong_value_is_one_line_and_exit_code_2(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(dump_yaml(config_of(shards, tmp_path / "out")), encoding="utf-8")
     done = command("finetune", "run.yaml", "--set", "train.global_batch_size=7", cwd=tmp_path)
