@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit parity clean
 
 .venv/demo.stamp: pyproject.toml constraints-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints-dev.txt --editable '.[train]'
 	touch $@
 
 .venv/dev.stamp: pyproject.toml constraints-dev.txt
@@ -27,6 +27,10 @@ types: .venv/dev.stamp
 
 unit: .venv/dev.stamp
 	$(BIN)/python -m pytest
+
+# Every parallel layout of up to 8 ranks against one process; hours on two cores, and it goes on where it stopped.
+parity: .venv/dev.stamp
+	$(BIN)/python benchmarks/parallel_parity.py --max-ranks 8 --out out/parity.jsonl
 
 clean:
 	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache
