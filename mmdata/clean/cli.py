@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import click
 
+from mmdata.errors import UsageError
 from mmdata.run.cli import emit, output_options, run_options
+
+PARSER = "mmdata.record_parser"
+"""Key of the context's `meta`: a picklable function from a format's name to a record parser."""
 
 
 @click.command("clean")
@@ -17,6 +22,7 @@ from mmdata.run.cli import emit, output_options, run_options
 @click.option("--pii", type=click.Choice(["off", "count", "replace", "hash"]), help="Instead of the recipe's own.")
 @click.option("--pii-key", metavar="SECRET", envvar="MMDATA_PII_KEY", help="For --pii hash; or MMDATA_PII_KEY.")
 @click.option("--json-keys", "keys", default="text", show_default=True, help="Fields to clean, parted by commas.")
+@click.option("--format", default="text", show_default=True, help="auto, text, alpaca, sharegpt or messages.")
 @click.option("--encoding", default="utf-8", show_default=True, help="utf-8, gb18030 or utf-16.")
 @click.option("--on-error", type=click.Choice(["fail", "skip"]), default="skip", show_default=True)
 @click.option("--show", default=0, metavar="N", help="Show N documents before and after each reason.")
@@ -34,6 +40,11 @@ def clean_command(inputs: tuple[str, ...], output: str, as_json: bool, quiet: bo
     from mmdata.run.progress import make_progress
 
     settings.pop("ray_address")
+    if settings["format"] != "text":
+        make = click.get_current_context().meta.get(PARSER)
+        if make is None:
+            raise UsageError(f"--format {settings['format']}: only text records can be read here")
+        settings["parser"] = partial(make, settings["format"])
     settings["keys"] = tuple(settings["keys"].split(","))
     progress = make_progress(total_bytes(find_inputs(inputs)), sys.stderr, quiet=quiet)
     report = clean(inputs, output, progress=progress, **settings)

@@ -2,16 +2,20 @@
 
 Reading and cleaning run in workers, one block at a time; the parent writes in input order, so the output's bytes do
 not depend on the number of workers and memory is a few blocks. Every field of a record is kept; only its texts change.
-Outputs appear under their names when the run has finished; nothing is written with dry_run.
+Outputs appear under their names when the run has finished; nothing is written with dry_run. Every few seconds the
+position is committed to a ledger in OUT.work/: after any kind of end the same command goes on there to the same bytes
+(standard input, which cannot be read again, starts from the beginning).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -19,13 +23,30 @@ from typing import Any
 from mmdata.clean.pipeline import Cleaner, CleanResult, Sample
 from mmdata.clean.recipe import Recipe, load_recipe
 from mmdata.document import Document, Drop, Reject
-from mmdata.errors import InputRejectedError, OutputError, OutputExistsError
-from mmdata.jsonl import Block, JsonlWriter, ReadOptions, find_inputs, read_blocks
-from mmdata.records import RecordOptions, parse_block
+from mmdata.errors import (
+    InputRejectedError,
+    LedgerDamagedError,
+    LedgerMismatchError,
+    OutputError,
+    OutputExistsError,
+)
+from mmdata.jsonl import (
+    Block,
+    InputFile,
+    JsonlWriter,
+    Position,
+    ReadOptions,
+    find_inputs,
+    read_blocks,
+    stat_inputs,
+)
+from mmdata.records import RecordOptions, RecordParser, parse_block
 from mmdata.run.executor import make_executor
+from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress, SilentProgress
 
 BLOCK_BYTES = 4 << 20
+ParserFactory = Callable[[], RecordParser]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +56,9 @@ class CleanOptions:
     recipe: a built-in name, a path, or a Recipe. pii: off, count, replace, hash, or None for the recipe's own; pii_key:
     the secret of hash. keys: JSON fields to clean, all strings. show: before/after samples kept for each reason;
     sample_drops: dropped texts kept for each reason. on_error: skip (count and set aside) or fail on a bad record.
+    format: of the records (text, auto, alpaca, sharegpt, messages); all but text need `parser`, a picklable factory of
+    a record parser such as `functools.partial(mmdata.chat.formats.chat_parser, "auto")`. commit_seconds: between two
+    entries of the ledger.
     """
 
     recipe: Recipe | str = "auto"
@@ -50,6 +74,10 @@ class CleanOptions:
     workers: int | None = 1
     executor: str = "local"
     shard: str | None = None
+    format: str = "text"
+    parser: ParserFactory | None = None
+    commit_seconds: float = 5.0
+    block_bytes: int = BLOCK_BYTES
 
 
 @dataclass(slots=True)
@@ -106,6 +134,16 @@ class CleanReport:
         data["samples"] = [asdict(sample) for sample in self.samples]
         return {key: dict(value) if isinstance(value, Counter) else value for key, value in data.items()}
 
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over the counts that `as_json` of an unfinished run gave."""
+        for item in fields(self):
+            value = state[item.name]
+            if item.name == "samples":
+                value = [Sample(**sample) for sample in value]
+            elif isinstance(getattr(self, item.name), Counter):
+                value = Counter(value)
+            setattr(self, item.name, value)
+
     def summary(self) -> str:
         """The report as lines for a person."""
         dropped, rejected = sum(self.dropped.values()), sum(self.rejected.values())
@@ -158,18 +196,23 @@ class Outcome:
     bytes_in: int
     bytes_out: int
     consumed: int
+    end: Position
 
 
-def build_worker(cleaner: Cleaner, records: RecordOptions) -> Callable[[Block], Outcome]:
+def build_worker(
+    cleaner: Cleaner, records: RecordOptions, parser: ParserFactory | None = None
+) -> Callable[[Block], Outcome]:
     """The function a worker applies to blocks."""
+    parse = None if parser is None else parser()
 
     def work(block: Block) -> Outcome:
-        parsed = parse_block(block, records)
+        parsed = parse_block(block, records, parse)
         bytes_in = sum(_size(document) for document in parsed.documents)
+        before = {id(document.record): document for document in parsed.documents}
         result = cleaner.clean_documents(parsed.documents)
         bytes_out = sum(_size(document) for document in result.kept)
-        kept = [write_back(document) for document in result.kept]
-        return Outcome(result, kept, parsed.rejects, parsed.blank, bytes_in, bytes_out, len(block.data))
+        kept = [write_back(document, before[id(document.record)]) for document in result.kept]
+        return Outcome(result, kept, parsed.rejects, parsed.blank, bytes_in, bytes_out, len(block.data), block.end)
 
     return work
 
@@ -181,10 +224,18 @@ def _size(document: Document) -> int:
 _STEP = re.compile(r"([^.\[\]]+)|\[([0-9]+)\]")
 
 
-def write_back(document: Document) -> dict[str, Any]:
-    """The document's record with its texts replaced, every other field as it was; the record given is not changed."""
+def write_back(document: Document, before: Document | None = None) -> dict[str, Any]:
+    """The document's record with its texts replaced, every other field as it was; the record given is not changed.
+
+    before: the document as it was read; texts equal to its are not written, so the record keeps its own spelling. A
+    value that is no string, such as the arguments of a tool call given as an object, is read back from the new text's
+    JSON. Raises OutputError where that is no longer possible.
+    """
     record = dict(document.record)
-    for part in document.parts:
+    old = document.parts if before is None else before.parts
+    for part, was in zip(document.parts, old, strict=True):
+        if before is not None and part.text == was.text:
+            continue
         if part.json_path in record:
             record[part.json_path] = part.text
             continue
@@ -193,8 +244,18 @@ def write_back(document: Document) -> dict[str, Any]:
         for step in steps[:-1]:
             place[step] = place[step].copy()
             place = place[step]
-        place[steps[-1]] = part.text
+        place[steps[-1]] = _like(place[steps[-1]], part.text, document)
     return record
+
+
+def _like(value: Any, text: str, document: Document) -> Any:
+    if isinstance(value, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        where = f"{document.path}:{document.line}"
+        raise OutputError(f"{where}: cleaned arguments of a tool call are no JSON: {text[:80]!r}") from error
 
 
 def output_prefix(output: str) -> str:
@@ -222,22 +283,88 @@ def clean(
     cleaner = Cleaner(_recipe(options), options.pii, show=max(options.show, options.sample_drops))
     report = CleanReport(cleaner.recipe.name, cleaner.fingerprint, None if options.dry_run else os.fspath(output))
     found = find_inputs([os.fspath(item) for item in inputs])
-    executor = make_executor(options.executor, options.workers, options.shard)
-    blocks = read_blocks(found, ReadOptions(encoding=options.encoding, block_bytes=BLOCK_BYTES))
-    build = partial(build_worker, cleaner, RecordOptions(keys=options.keys))
-    outcomes = executor.map(build, blocks, describe=lambda block: f"{block.path} from line {block.first_line} on")
     names = (os.fspath(output), f"{prefix}_dropped.jsonl.gz", f"{prefix}_rejects.jsonl")
     shown = progress or SilentProgress()
-    with ExitStack() as stack:
-        stack.callback(outcomes.close)
-        writers = None if options.dry_run else _open(stack, names, options.overwrite)
-        for outcome in _checked(outcomes, options.on_error):
-            report.add(outcome, options.show, options.sample_drops)
-            shown.advance(text_bytes=outcome.consumed, documents=len(outcome.result.kept))
-            if writers is not None:
-                _write(writers, outcome)
+    if options.dry_run:
+        for outcome in _outcomes(cleaner, options, found, Position()):
+            _count(report, outcome, options, shown)
+    else:
+        os.makedirs(os.path.dirname(names[0]) or ".", exist_ok=True)
+        with _ledger(f"{prefix}.work", cleaner, options, found, names[0]) as ledger:
+            _write_all(names, cleaner, options, found, report, ledger, shown)
     shown.close()
     return report
+
+
+def _outcomes(cleaner: Cleaner, options: CleanOptions, found: list[InputFile], start: Position) -> Iterator[Outcome]:
+    """Every block from `start` on, cleaned, in order. Raises InputRejectedError with on_error="fail"."""
+    executor = make_executor(options.executor, options.workers, options.shard)
+    blocks = read_blocks(found, ReadOptions(encoding=options.encoding, block_bytes=options.block_bytes), start)
+    records = RecordOptions(keys=options.keys, format=options.format)  # type: ignore[arg-type]
+    build = partial(build_worker, cleaner, records, options.parser)
+    outcomes = executor.map(build, blocks, describe=lambda block: f"{block.path} from line {block.first_line} on")
+    with closing(outcomes):
+        for outcome in outcomes:
+            if outcome.rejects and options.on_error == "fail":
+                reject = outcome.rejects[0]
+                raise InputRejectedError(f"{reject.path}:{reject.line}: {reject.reason}; --on-error skip sets it aside")
+            yield outcome
+
+
+def _count(report: CleanReport, outcome: Outcome, options: CleanOptions, shown: Progress) -> None:
+    report.add(outcome, options.show, options.sample_drops)
+    shown.advance(text_bytes=outcome.consumed, documents=len(outcome.result.kept))
+
+
+def _ledger(work: str, cleaner: Cleaner, options: CleanOptions, found: list[InputFile], output: str) -> Ledger:
+    """The ledger of this command; an unfinished run of another command is only overwritten on request."""
+    chosen = {"recipe": cleaner.fingerprint, "keys": options.keys, "encoding": options.encoding, "output": output,
+              "format": options.format, "on_error": options.on_error, "shard": options.shard}  # fmt: skip
+    fingerprint = {"options": chosen, "inputs": stat_inputs(found)}
+    try:
+        return Ledger(work, fingerprint, start_over=any(source.path == "-" for source in found))
+    except (LedgerMismatchError, LedgerDamagedError):
+        if not options.overwrite:
+            raise
+        return Ledger(work, fingerprint, start_over=True)
+
+
+def _write_all(
+    names: Sequence[str], cleaner: Cleaner, options: CleanOptions, found: list[InputFile], report: CleanReport,
+    ledger: Ledger, shown: Progress,
+) -> None:  # fmt: skip
+    """Clean from the ledger's last position on and publish the outputs.
+
+    After a fault the files stay for the next run where something was committed, and go where nothing was.
+    """
+    state = ledger.last()
+    position = Position()
+    if state is not None:
+        report.restore(state["report"])
+        position = Position.from_json(state["position"])
+        shown.advance(text_bytes=report.bytes_in, documents=report.kept)
+    writers = _open(names, options.overwrite, None if state is None else state["outputs"])
+    due = time.monotonic() + options.commit_seconds
+    try:
+        for outcome in _outcomes(cleaner, options, found, position):
+            _count(report, outcome, options, shown)
+            _write(writers, outcome)
+            if time.monotonic() >= due:
+                ledger.commit({"position": outcome.end.to_json(), "report": report.as_json(),
+                               "outputs": [writer.checkpoint() for writer in writers]})  # fmt: skip
+                due = time.monotonic() + options.commit_seconds
+        for writer in writers:
+            writer.close()
+    except BaseException:
+        for writer in writers:
+            if ledger.last() is None:
+                writer.abort()
+            else:
+                writer.suspend()
+        if ledger.last() is None:
+            ledger.finish()
+        raise
+    ledger.finish()
 
 
 def _recipe(options: CleanOptions) -> Recipe:
@@ -245,20 +372,14 @@ def _recipe(options: CleanOptions) -> Recipe:
     return recipe if options.pii_key is None else recipe.replace_parameter("pii", key=options.pii_key)
 
 
-def _open(stack: ExitStack, names: Sequence[str], overwrite: bool) -> list[JsonlWriter]:
+def _open(names: Sequence[str], overwrite: bool, states: Sequence[dict[str, Any]] | None) -> list[JsonlWriter]:
     for name in names:
         if os.path.exists(name) and not overwrite:
             raise OutputExistsError(f"{name} exists; choose another name or give --overwrite")
-    os.makedirs(os.path.dirname(names[0]) or ".", exist_ok=True)
-    return [stack.enter_context(JsonlWriter(name, overwrite=overwrite)) for name in names]
-
-
-def _checked(outcomes: Iterator[Outcome], on_error: str) -> Iterator[Outcome]:
-    for outcome in outcomes:
-        if outcome.rejects and on_error == "fail":
-            reject = outcome.rejects[0]
-            raise InputRejectedError(f"{reject.path}:{reject.line}: {reject.reason}; --on-error skip sets it aside")
-        yield outcome
+    return [
+        JsonlWriter(name, overwrite=overwrite, state=None if states is None else states[i])
+        for i, name in enumerate(names)
+    ]
 
 
 def _write(writers: list[JsonlWriter], outcome: Outcome) -> None:
