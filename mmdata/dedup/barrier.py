@@ -25,7 +25,7 @@ from mmdata.dedup.keeper import KeeperPolicy
 from mmdata.dedup.origins import Origins
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.signer import Signed, Signer
-from mmdata.dedup.spool import SpoolReader, SpoolSource, SpoolWriter, pack_frame
+from mmdata.dedup.spool import SpoolReader, SpoolSource, SpoolWriter, encode_parts, pack_frame
 from mmdata.dedup.statistics import INDEX, DedupStatistics, SampledPair
 from mmdata.document import Document, Drop
 from mmdata.reading.excerpt import mask
@@ -63,10 +63,10 @@ def sign_documents(
     documents: Sequence[Document], signer: Signer, policy: KeeperPolicy, with_records: bool = True
 ) -> SignedBlock:
     """Sign and pack documents; pure. with_records: see pack_frame."""
-    count = len(documents)
+    count, encoded = len(documents), encode_parts(documents)
     return SignedBlock(
-        pack_frame(documents, with_records),
-        signer.sign([document.text for document in documents]),
+        pack_frame(documents, with_records, encoded),
+        signer.sign([document.text for document in documents], [b"\n".join(parts) for parts in encoded]),
         policy.order_keys(documents) if policy.ranks else None,
         np.fromiter((document.input_number for document in documents), np.int64, count),
         np.fromiter((document.line for document in documents), np.int64, count),

@@ -63,6 +63,17 @@ def word_hashes(data: Bytes, span: tuple[int, int], table: Bytes, out: U64) -> i
     h, acc, inside = np.uint64(0), np.uint64(0), False
     while i < stop:
         lead = np.uint32(data[i])
+        if lead < 0x80 and table[lead] == RUN:
+            # Most of English: one byte of a run.
+            acc = (acc << np.uint64(8)) | np.uint64(lead)
+            held += 1
+            if held == 8:
+                h = (h ^ acc) * WORD_MULTIPLIER
+                h ^= h >> np.uint64(32)
+                acc, held = np.uint64(0), 0
+            inside = True
+            i += 1
+            continue
         point, width = lead, 1
         if lead >= 0x80:
             point, width = _decode(data, i, lead)

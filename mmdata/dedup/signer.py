@@ -26,6 +26,8 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
 BLOCK_BYTES = 1 << 18
+MOST_SCRATCH = 1 << 21
+"""Values kept between calls: 16 MiB."""
 SLOW_NOTE = "numba is not installed: deduplication runs on numpy with the same results, many times slower"
 logger = logging.getLogger("mmdata.dedup")
 
@@ -62,7 +64,7 @@ def concatenate_sets(parts: Sequence[ShingleSets]) -> ShingleSets:
 
 
 class Signer:
-    """Computes keys and shingle sets under one set of parameters; picklable, holds no state between calls.
+    """Computes keys and shingle sets under one set of parameters; picklable, for one thread; keeps scratch memory.
 
     native: None takes the compiled kernels when numba is there and logs a warning when not; True or False forces.
     """
@@ -71,11 +73,15 @@ class Signer:
         self.params = params
         self.native = find_spec("numba") is not None if native is None else native
         self.engine = "numba" if self.native else "numpy"
+        self._scratch: U64 = np.empty(0, dtype=np.uint64)
         if native is None and not self.native:
             logger.warning(SLOW_NOTE)
 
-    def sign(self, texts: Sequence[str]) -> Signed:
-        """The keys under which documents become candidates, in the order of `texts`."""
+    def sign(self, texts: Sequence[str], encoded: Sequence[bytes] | None = None) -> Signed:
+        """The keys under which documents become candidates, in the order of `texts`.
+
+        encoded: the same in UTF-8 with surrogates passed through, where the caller has it already.
+        """
         width = self.params.keys_per_document
         keys = np.empty((len(texts), width), dtype=np.uint64)
         counted = np.zeros(len(texts), dtype=np.bool_)
@@ -85,7 +91,8 @@ class Signer:
                 keys[low:high] = exact.text_hashes(block)[:, :1]
                 counted[low:high] = [bool(text) for text in block]
                 continue
-            sets = self._shingles(block, distinct=False)
+            held = None if encoded is None or self.params.normalize else encoded[low:high]
+            sets = self._shingles(block, distinct=False, encoded=held)
             counted[low:high] = np.diff(sets.starts) > 0
             self._band_keys(self._minima(sets, width * self.params.rows), keys[low:high])
         return Signed(keys, counted)
@@ -125,10 +132,18 @@ class Signer:
         steps = self.params.normalize
         return [exact.normalize(text, steps) for text in texts] if steps else texts
 
-    def _shingles(self, texts: Sequence[str], distinct: bool) -> ShingleSets:
+    def _shingles(self, texts: Sequence[str], distinct: bool, encoded: Sequence[bytes] | None = None) -> ShingleSets:
+        """Where not distinct, values are in this object's scratch memory until the next call."""
         chars, size = self.params.unit == "char", self.params.ngram
         if self.native and self.params.item_hash == "rolling":
-            return _native_shingles(texts, chars, size, distinct)
+            data, offsets = _joined(encoded) if encoded is not None else encode(texts)
+            most = (len(data) if chars else len(data) // 2) + len(offsets)
+            scratch = self._scratch
+            if len(scratch) < 2 * most:
+                scratch = np.empty(2 * most, dtype=np.uint64)
+                # One huge document does not leave its memory behind.
+                self._scratch = scratch if 2 * most <= MOST_SCRATCH else self._scratch
+            return _native_shingles((data, offsets), (chars, size), distinct, scratch)
         make = plain.sha1_shingles if self.params.item_hash == "sha1" else plain.rolling_shingles
         arrays = [make(text, chars, size) for text in texts]
         if distinct:
@@ -166,29 +181,32 @@ class Signer:
 
 def encode(texts: Sequence[str]) -> tuple[NDArray[np.uint8], I64]:
     """All texts as one UTF-8 array and n + 1 offsets; lone surrogates become three bytes each."""
-    pieces = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return _joined([text.encode("utf-8", "surrogatepass") for text in texts])
+
+
+def _joined(pieces: Sequence[bytes]) -> tuple[NDArray[np.uint8], I64]:
     offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
     np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
     joined = b"".join(pieces)
     return np.frombuffer(joined, dtype=np.uint8) if joined else np.zeros(0, dtype=np.uint8), offsets
 
 
-def _native_shingles(texts: Sequence[str], chars: bool, size: int, distinct: bool) -> ShingleSets:
+def _native_shingles(
+    texts: tuple[NDArray[np.uint8], I64], shape: tuple[bool, int], distinct: bool, scratch: U64
+) -> ShingleSets:
+    """scratch: two values for each that the texts can give; not distinct ones are returned in it."""
     from mmdata.dedup import minhash_kernels as native
 
-    data, offsets = encode(texts)
-    longest = int(np.diff(offsets).max(initial=0))
     # A word takes a byte and a separator at least; a character one byte.
-    units = np.empty((longest if chars else longest // 2) + 1, dtype=np.uint64)
-    out = np.empty((len(data) if chars else len(data) // 2) + len(texts), dtype=np.uint64)
-    table = char_table() if chars else word_table()
-    starts = native.shingle_batch((data, offsets), table, (chars, size), units, out)
-    if distinct:
-        slots = 1 << int(2 * max(int(np.diff(starts).max(initial=0)), 1)).bit_length()
-        table_arrays = (np.empty(slots, dtype=np.uint64), np.zeros(slots, dtype=np.uint32))
-        starts = native.distinct_batch(out, starts, table_arrays, out)
-        return ShingleSets(out[: starts[-1]].copy(), starts)
-    return ShingleSets(out[: starts[-1]], starts)
+    units, out = scratch[: len(scratch) // 2], scratch[len(scratch) // 2 :]
+    table = char_table() if shape[0] else word_table()
+    starts = native.shingle_batch(texts, table, shape, units, out)
+    if not distinct:
+        return ShingleSets(out[: starts[-1]], starts)
+    slots = 1 << int(2 * max(int(np.diff(starts).max(initial=0)), 1)).bit_length()
+    table_arrays = (np.empty(slots, dtype=np.uint64), np.zeros(slots, dtype=np.uint32))
+    starts = native.distinct_batch(out, starts, table_arrays, out)
+    return ShingleSets(out[: starts[-1]].copy(), starts)
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
