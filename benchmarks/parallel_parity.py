@@ -1,12 +1,18 @@
 """The whole matrix of layouts against one process: `make parity`, or a part of it.
 
     python benchmarks/parallel_parity.py --max-ranks 8 --out out/parity.jsonl
+    python benchmarks/parallel_parity.py --device cuda --max-ranks 2 --precision fp32 bf16 --compiled
     python benchmarks/parallel_parity.py --table --out out/parity.jsonl
 
 Every combination of {tp 1,2,4} x {pp 1,2,4} x {dp 1,2} x {zero 0..3} x {schedules} x {none, selective, full} up to
-the given number of ranks: 3 AdamW steps with clipping and ignored tokens, loss and gradient norm within 1e-5 of one
-process. Cells that run the same code (a ZeRO stage with one data rank) are run once. A cell that is in the output
-file already is not run again, so an interrupted run goes on. About an hour on two cores; needs no GPU.
+the given number of ranks: 3 AdamW steps with clipping and ignored tokens, loss and gradient norm against one process
+of the same precision: within 1e-5 in fp32, 2e-2 in bf16. Cells that run the same code (a ZeRO stage with one data rank)
+are run once. A cell that is in the output file already is not run again, so an interrupted run goes on.
+
+--device cuda gives each rank a GPU and runs on NCCL; the default is gloo on the CPU, about an hour on two cores.
+--compiled adds the offered cells with compiled layers, and the probes: refused cells that were found wrong somewhere,
+run to see whether they still are. A probe's outcome is shown and never fails the run. --budget ends the run after so
+many seconds, between two cells.
 """
 
 from __future__ import annotations
@@ -17,12 +23,25 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmdata_train.errors import RankError
-from mmdata_train.launch import RankPool
-from mmdata_train.parity import TOLERANCE, Cell, Curve, Shape, all_cells, difference, run_cell
+from mmdata_train.launch import DeviceType, RankPool
+from mmdata_train.parity import (
+    TOLERANCES,
+    Cell,
+    Curve,
+    Precision,
+    Shape,
+    all_cells,
+    compiled_cells,
+    difference,
+    probes,
+    run_cell,
+    run_probe,
+)
 
 Record = dict[str, Any]
 
@@ -32,39 +51,49 @@ def representative(cell: Cell) -> Cell:
     return cell if cell.data > 1 else dataclasses.replace(cell, zero_stage=0)
 
 
-def key(cell: Cell) -> str:
-    return json.dumps(dataclasses.asdict(cell), sort_keys=True)
+def key(cell: Cell, device: DeviceType) -> str:
+    return json.dumps({"device": device, **dataclasses.asdict(cell)}, sort_keys=True)
 
 
+@dataclass
 class Matrix:
     """Runs cells in pools of ranks, a pool a world size, references in a pool of one."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self.pools: dict[int, RankPool] = {}
-        self.deadline_s = deadline_s
-        self.references: dict[Shape, Curve] = {}
+    device: DeviceType
+    deadline_s: float
+    pools: dict[int, RankPool] = field(default_factory=dict)
+    references: dict[tuple[Shape, Precision], Curve] = field(default_factory=dict)
 
     def pool(self, size: int) -> RankPool:
         if size not in self.pools:
             for other in [n for n in self.pools if n > 1]:
                 self.pools.pop(other).close()
-            self.pools[size] = RankPool(size, self.deadline_s)
+            self.pools[size] = RankPool(size, self.deadline_s, self.device)
         return self.pools[size]
 
-    def reference(self, shape: Shape) -> Curve:
-        if shape not in self.references:
-            self.references[shape] = self.pool(1).run(run_cell, Cell(model=shape.model), shape)[0]
-        return self.references[shape]
+    def reference(self, cell: Cell) -> Curve:
+        """One process, plain layers, the cell's precision."""
+        wanted = cell.shape, cell.precision
+        if wanted not in self.references:
+            plain = Cell(model=cell.model, precision=cell.precision)
+            self.references[wanted] = self.pool(1).run(run_cell, plain, cell.shape, 7, self.device)[0]
+        return self.references[wanted]
 
     def run(self, cell: Cell) -> Record:
         began = time.monotonic()
         try:
-            curves = self.pool(cell.world_size).run(run_cell, cell)
+            curves = self.pool(cell.world_size).run(run_probe, cell, self.device)
+            reference = self.reference(cell)
         except RankError as error:
             return {"outcome": "failed", "reason": str(error)[-600:]}
-        found = max(difference(curve, self.reference(cell.shape)) for curve in curves)
-        outcome = "equal" if found < TOLERANCE else "WRONG"
-        return {"outcome": outcome, "difference": found, "seconds": round(time.monotonic() - began, 1)}
+        found = max(difference(curve, reference) for curve in curves)
+        return {
+            "outcome": "equal" if found < TOLERANCES[cell.precision] else "WRONG",
+            "difference": found,
+            "loss_and_norm": curves[0],
+            "reference": reference,
+            "seconds": round(time.monotonic() - began, 1),
+        }
 
     def close(self) -> None:
         for pool in self.pools.values():
@@ -75,38 +104,61 @@ def read(path: Path) -> dict[str, Record]:
     if not path.exists():
         return {}
     lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    return {key(Cell(**record["cell"])): record for line in lines if line for record in [json.loads(line)]}
+    records = [json.loads(line) for line in lines if line]
+    return {key(Cell(**record["cell"]), record.get("device", "cpu")): record for record in records}
 
 
-def run_matrix(max_ranks: int, min_ranks: int, out: Path, deadline_s: float) -> None:
-    done, matrix = read(out), Matrix(deadline_s)
-    cells = sorted(all_cells(max_ranks), key=lambda cell: (cell.world_size, cell.tensor, cell.pipeline))
-    with out.open("a", encoding="utf-8") as file:
-        for cell in cells:
-            chosen = representative(cell)
-            if cell.world_size < min_ranks or chosen != cell or key(cell) in done or cell.refusal() is not None:
+def chosen_cells(options: argparse.Namespace) -> list[tuple[Cell, bool]]:
+    """(cell, whether it is a probe) to run, in order: cheap layouts first, compiled ones last."""
+    plain = sorted(all_cells(options.max_ranks), key=lambda cell: (cell.world_size, cell.tensor, cell.pipeline))
+    cells = [(cell, False) for cell in plain if representative(cell) == cell and cell.refusal() is None]
+    if options.compiled:
+        extra = compiled_cells(options.max_ranks) + probes(options.max_ranks)
+        cells += [(cell, cell.refusal() is not None) for cell in extra]
+    made = [(dataclasses.replace(cell, precision=name), probe) for name in options.precision for cell, probe in cells]
+    made.sort(key=lambda pair: pair[0].compile or pair[1])
+    return [(cell, probe) for cell, probe in made if cell.world_size >= options.min_ranks]
+
+
+def run_matrix(options: argparse.Namespace) -> None:
+    began, done, matrix = time.monotonic(), read(options.out), Matrix(options.device, options.deadline)
+    facts = machine(options.device)
+    with options.out.open("a", encoding="utf-8", newline="\n") as file:
+        for cell, probe in chosen_cells(options):
+            if key(cell, options.device) in done:
                 continue
-            record = matrix.run(cell)
+            if options.budget and time.monotonic() - began > options.budget:
+                print(f"the budget of {options.budget:g} s is used up; the rest is not run")
+                break
+            record = {**matrix.run(cell), "probe": probe, "device": options.device, **facts}
             file.write(json.dumps({"cell": dataclasses.asdict(cell), **record}) + "\n")
             file.flush()
-            print(record["outcome"], record.get("difference"), record.get("seconds"), cell, flush=True)
+            shown = ("probe " if probe else "") + record["outcome"]
+            print(shown, record.get("difference"), record.get("seconds"), cell, flush=True)
     matrix.close()
 
 
-def table(out: Path, max_ranks: int) -> str:
+def machine(device: DeviceType) -> Record:
+    import torch
+
+    return {"torch": torch.__version__, "gpu": torch.cuda.get_device_name() if device == "cuda" else None}
+
+
+def table(options: argparse.Namespace, precision: Precision) -> str:
     """Markdown: a row a layout, with cells by outcome and the largest difference, and the reasons of refusals."""
-    done = read(out)
+    done = read(options.out)
     counts: dict[tuple[int, int, int], Counter[str]] = defaultdict(Counter)
     worst: dict[tuple[int, int, int], float] = defaultdict(float)
     reasons: Counter[str] = Counter()
-    for cell in all_cells(max_ranks):
+    for plain in all_cells(options.max_ranks):
+        cell = dataclasses.replace(plain, precision=precision)
         layout = (cell.tensor, cell.pipeline, cell.data)
         why = cell.refusal()
         if why is not None:
             counts[layout]["refused"] += 1
             reasons[why] += 1
             continue
-        record = done.get(key(representative(cell)), {"outcome": "not run"})
+        record = done.get(key(representative(cell), options.device), {"outcome": "not run"})
         counts[layout][record["outcome"]] += 1
         worst[layout] = max(worst[layout], record.get("difference", 0.0))
     lines = [
@@ -120,26 +172,51 @@ def table(out: Path, max_ranks: int) -> str:
     total = sum(counts.values(), Counter())
     lines.append("")
     lines.append(
-        f"{total.total()} cells, {total['equal']} equal to one process, {total['refused']} refused"
-        f" ({total['refused'] / total.total():.1%}), {total['not run']} not run."
+        f"{precision} on {options.device}: {total.total()} cells, {total['equal']} equal to one process,"
+        f" {total['refused']} refused ({total['refused'] / total.total():.1%}), {total['not run']} not run."
     )
     lines += ["", *(f"- {count} cells: {why}" for why, count in sorted(reasons.items()))]
-    return "\n".join(lines)
+    return "\n".join(lines + compiled_table(done, options, precision))
+
+
+def compiled_table(done: dict[str, Record], options: argparse.Namespace, precision: Precision) -> list[str]:
+    """A row a compiled cell or probe that was run."""
+    rows = []
+    for plain in compiled_cells(options.max_ranks) + probes(options.max_ranks):
+        cell = dataclasses.replace(plain, precision=precision)
+        record = done.get(key(cell, options.device))
+        if record is None:
+            continue
+        offered = "probe" if record["probe"] else "offered"
+        layout = (cell.tensor, cell.pipeline, cell.data, cell.zero_stage, cell.schedule, cell.recompute)
+        shown = f"{record['difference']:.1e}" if "difference" in record else record["reason"].split("\n")[-1][:80]
+        values = [*layout, cell.compile, offered, record["outcome"], shown]
+        rows.append("| " + " | ".join(map(str, values)) + " |")
+    if not rows:
+        return []
+    head = "| tp | pp | dp | zero | schedule | recompute | compiled | | outcome | largest difference |"
+    return ["", head, "|" + "---|" * 10, *rows]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-ranks", type=int, default=8)
     parser.add_argument("--min-ranks", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=tuple(TOLERANCES), nargs="+", default=["fp32"])
+    parser.add_argument("--compiled", action="store_true", help="compiled layers and probes too")
     parser.add_argument("--out", type=Path, default=Path("out/parity.jsonl"))
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds a cell may take")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds after which no cell is started (0: none)")
     parser.add_argument("--table", action="store_true", help="print the table of the results so far")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if not options.table:
-        run_matrix(options.max_ranks, options.min_ranks, options.out, options.deadline)
-    print(table(options.out, options.max_ranks))
-    return int(any(record["outcome"] in ("WRONG", "failed") for record in read(options.out).values()))
+        run_matrix(options)
+    for precision in options.precision:
+        print(table(options, precision))
+    bad = ("WRONG", "failed")
+    return int(any(record["outcome"] in bad and not record.get("probe") for record in read(options.out).values()))
 
 
 if __name__ == "__main__":

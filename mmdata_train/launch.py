@@ -1,8 +1,9 @@
-"""A pool of ranks on this machine: spawned processes in one gloo group that run one function after another.
+"""A pool of ranks on this machine: spawned processes in one group that run one function after another.
 
 For checks and tests that need several ranks: starting processes and importing torch costs seconds, running a small
 function in them does not. Every call has a deadline; past it, or when a rank fails, all ranks are ended and the error
-says which rank failed first.
+says which rank failed first. Ranks on the CPU form a gloo group and see no GPU; ranks on GPUs take one each and form
+an NCCL group, with gloo beside it for host tensors. One machine only; several need torchrun.
 """
 
 from __future__ import annotations
@@ -14,20 +15,29 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from mmdata_train.errors import RankError
 
+DeviceType = Literal["cpu", "cuda"]
+
 
 class RankPool:
-    """`size` ranks; use as a context manager, or call `close`."""
+    """`size` ranks; use as a context manager, or call `close`.
 
-    def __init__(self, size: int, deadline_s: float = 120.0) -> None:
+    deadline_s: seconds a call may take, the start of the ranks included in the first. device: `cuda` gives rank r the
+    GPU r. threads: of torch's operators in each rank.
+    """
+
+    def __init__(self, size: int, deadline_s: float = 120.0, device: DeviceType = "cpu", *, threads: int = 1) -> None:
         self.size = size
         self.deadline_s = deadline_s
+        self.device = device
+        self.threads = threads
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -81,7 +91,8 @@ class RankPool:
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.size, store, theirs), daemon=True)
+            place = _Place(rank, self.size, store, self.device, self.threads)
+            process = context.Process(target=_serve, args=(place, theirs), daemon=True)
             process.start()
             theirs.close()
             self._ranks.append((process, ours))
@@ -104,14 +115,30 @@ class RankPool:
             self._folder = None
 
 
-def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a rank is told at its start. store: the file the ranks meet at."""
+
+    rank: int
+    size: int
+    store: str
+    device: DeviceType
+    threads: int
+
+
+def _serve(place: _Place, pipe: Connection) -> None:
     """A rank's life: join the group, run what comes, answer."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = str(place.threads)
+    if place.device == "cpu":
+        # Code that picks a device by itself must pick the one of the group.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        os.environ["LOCAL_RANK"] = str(place.rank)
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=Path(store).as_uri(), rank=rank, world_size=size)
+    torch.set_num_threads(place.threads)
+    _start_group(place)
     while (call := pipe.recv()) is not None:
         function, arguments = call
         try:
@@ -120,3 +147,14 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             answer = (True, traceback.format_exc())
         pipe.send(answer)
     dist.destroy_process_group()
+
+
+def _start_group(place: _Place) -> None:
+    import torch
+    import torch.distributed as dist
+
+    backend = "gloo"
+    if place.device == "cuda":
+        torch.cuda.set_device(place.rank)
+        backend = "cuda:nccl,cpu:gloo"
+    dist.init_process_group(backend, init_method=Path(place.store).as_uri(), rank=place.rank, world_size=place.size)
