@@ -13,11 +13,13 @@ scratch bytes and peak memory. Also: end to end from JSONL, a template corpus ag
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import random
 import resource
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -215,6 +217,33 @@ class _NoText:
         return ShingleSets(values, np.arange(len(values) + 1, dtype=np.int64))
 
 
+class Watcher:
+    """The most bytes a folder held at any time, looked at ten times a second: through every phase of deciding."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.most = folder, 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while True:
+            size = 0
+            for path in self.folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    size += path.stat().st_size
+            self.most = max(self.most, size)
+            if self._over.wait(0.1):
+                return
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
 def scale_case(total: int) -> None:
     """Synthetic keys for `total` documents: one in ten of the second half repeats one of the first."""
     rng = np.random.default_rng(1)
@@ -223,7 +252,7 @@ def scale_case(total: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with tempfile.TemporaryDirectory() as folder:
         run = DedupRun(PARAMS, Path(folder), memory)
-        begun, most, batch = time.process_time(), 0, 50_000
+        begun, batch = time.process_time(), 50_000
         for low in range(0, total, batch):
             count = min(batch, total - low)
             keys = rng.integers(0, 2**64, (count, PARAMS.bands), dtype=np.uint64)
@@ -233,14 +262,9 @@ def scale_case(total: int) -> None:
                 np.uint64
             ) * np.uint64(0x9E3779B97F4A7C15)
             run.add(Signed(keys, np.ones(count, dtype=np.bool_)))
-        peak = [0]
-
-        def watch(done: int) -> None:
-            peak[0] = max(peak[0], sum(p.stat().st_size for p in Path(folder).iterdir()))
-
-        watch(0)
-        decisions = run.decide(_NoText(total), progress=watch)
-        most = peak[0]
+        with Watcher(Path(folder)) as watcher:
+            decisions = run.decide(_NoText(total))
+        most = watcher.most
         took = time.process_time() - begun
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(f"{total:,} signatures: {decisions.dropped:,} dropped, {took:.0f} s CPU, scratch {most / total:.0f} bytes a "

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mmdata.dedup import decide, walk
 from mmdata.dedup.decide import DedupRun, Rule
 from mmdata.dedup.in_memory import TextSource, find_duplicates
 from mmdata.dedup.params import DedupParams
@@ -109,6 +110,22 @@ def test_twenty_thousand_documents_that_share_a_template_are_all_kept() -> None:
     texts = template_corpus(random.Random(1), 20_000)
     kept_of, _ = find_duplicates(texts)
     assert (kept_of == -1).all()
+
+
+def test_the_component_in_hand_stays_within_the_stated_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[walk.CompiledWalker] = []
+
+    def make(threshold: float, native: bool, cluster: bool) -> walk.Walker:
+        made.append(walk.CompiledWalker(threshold))
+        return made[-1]
+
+    monkeypatch.setattr(decide, "make_walker", make)
+    texts = template_corpus(random.Random(1), 6000)
+    assert (find_duplicates(texts)[0] == -1).all()
+    held = sum(array.nbytes for array in made[0]._state or ())
+    shingles = 6000 * 133
+    assert held < 60 * shingles + 8000 * 6000
+    assert held > 8 * shingles
 
 
 def test_twenty_thousand_equal_documents_leave_the_first() -> None:
