@@ -100,13 +100,17 @@ class BatchRampup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
-    """AdamW and its schedule, as the optimizer needs them. Rates are per step; betas, eps as in torch."""
+    """AdamW and its schedule, as the optimizer needs them. Rates are per step; betas, eps as in torch.
+
+    decay_steps: the learning rate runs its course, warm-up included, over so many steps (null: all), `min_lr` after it.
+    """
 
     lr: float = 1e-5
     min_lr: float = 0.0
     lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     warmup_steps: int = 0
     warmup_ratio: float | None = None
+    decay_steps: int | None = None
     decay_ratio: float = 0.1
     weight_decay: float = 0.01
     beta1: float = 0.9
@@ -123,6 +127,11 @@ class OptimConfig:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < 1.0:
                 raise ConfigError(f"train.{name} is {value}; it must be in [0, 1)")
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ConfigError(
+                f"train.decay_steps is {self.decay_steps}, which leaves nothing after {self.warmup_steps} steps of"
+                " warm-up; raise it above train.warmup_steps, or set null for all steps"
+            )
         if self.warmup_ratio is not None and self.warmup_steps:
             raise ConfigError("train.warmup_steps and train.warmup_ratio are both set; remove one")
 
@@ -196,10 +205,15 @@ class OutputConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """One run. `model` is a Hugging Face folder (its weights are the start) or a shape (random weights)."""
+    """One run. `model` is a Hugging Face folder (its weights are the start) or a shape (random weights).
+
+    start_from: a checkpoint of this engine whose weights are the start instead; optimizer, place and random state begin
+    anew at step 0. A run found in the output folder goes before it.
+    """
 
     model: str | ModelConfig
     tokenizer: str | None = None
+    start_from: Path | None = None
     data: DataConfig = field(default_factory=DataConfig)
     parallel: ParallelConfig = ParallelConfig()
     train: TrainingConfig = TrainingConfig()

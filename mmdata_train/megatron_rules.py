@@ -110,40 +110,53 @@ def schedule_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
     if "lr" not in flags:
         notices.append("--lr is absent: the engine's 1e-5 is used")
     fields: Fields = {"train.lr_schedule": styles[style], "train.warmup_steps": _warmup(flags, notices)}
-    for length in ("iters", "samples"):
-        decay, whole = flags.get(f"lr-decay-{length}"), flags.get(f"train-{length}")
-        if decay is not None and decay != whole:
-            raise ConfigError(
-                f"--lr-decay-{length} {decay} differs from --train-{length} {whole}: the rate decays over the whole"
-                " run; leave it out, or give both the same number"
-            )
+    if (length := _decay_steps(flags, notices)) is not None:
+        fields["train.decay_steps"] = length
     if style != "WSD":
         return fields
-    shape, steps, decay = flags.get("lr-wsd-decay-style"), flags.get("train-iters"), flags.get("lr-wsd-decay-iters")
+    shape, decay = flags.get("lr-wsd-decay-style"), flags.get("lr-wsd-decay-iters")
+    steps = length or flags.get("train-iters")
     if "lr-wsd-decay-style" not in flags:
         notices.append("WSD decays linearly here; Megatron's default is exponential (--lr-wsd-decay-style linear)")
     elif shape != "linear":
         raise ConfigError(f"--lr-wsd-decay-style {shape} is not offered; use linear")
     if decay is not None:
         if not steps or not 0 <= decay < steps:
-            raise ConfigError(f"--lr-wsd-decay-iters {decay} needs --train-iters above it")
+            raise ConfigError(f"--lr-wsd-decay-iters {decay} needs --train-iters or --lr-decay-iters above it")
         fields["train.decay_ratio"] = decay / steps
     return fields
 
 
+def _decay_steps(flags: Given, notices: Notices) -> int | None:
+    """Length of the learning rate's course where it is not the whole run."""
+    for length in ("iters", "samples"):
+        given = flags.get(f"lr-decay-{length}")
+        if given is not None and given == flags.get(f"train-{length}"):
+            return None
+    steps = _steps_of("lr-decay", flags, notices)
+    if steps is not None and steps < 1:
+        raise ConfigError(f"--lr-decay-iters is {steps}; it must be at least 1")
+    return steps
+
+
 def _warmup(flags: Given, notices: Notices) -> int:
-    samples, batch = flags.get("lr-warmup-samples"), flags.get("global-batch-size")
+    return _steps_of("lr-warmup", flags, notices) or 0
+
+
+def _steps_of(name: str, flags: Given, notices: Notices) -> int | None:
+    """Steps that `--NAME-iters` gives, or `--NAME-samples` rounded up to whole batches; None where neither is given."""
+    iters, samples, batch = flags.get(f"{name}-iters"), flags.get(f"{name}-samples"), flags.get("global-batch-size")
     if not samples:
-        return int(flags.get("lr-warmup-iters"))
-    if flags.get("lr-warmup-iters"):
-        raise ConfigError("--lr-warmup-iters and --lr-warmup-samples are both given; keep one")
+        return None if iters is None else int(iters)
+    if iters:
+        raise ConfigError(f"--{name}-iters and --{name}-samples are both given; keep one")
     if "rampup-batch-size" in flags or not batch:
         raise ConfigError(
-            f"--lr-warmup-samples {samples} needs one --global-batch-size for the whole run; use --lr-warmup-iters"
+            f"--{name}-samples {samples} needs one --global-batch-size for the whole run; use --{name}-iters"
         )
     steps = -(-samples // batch)
     if samples % batch:
-        notices.append(f"--lr-warmup-samples {samples} is rounded up to {steps:,} steps of {batch}")
+        notices.append(f"--{name}-samples {samples} is rounded up to {steps:,} steps of {batch}")
     return int(steps)
 
 

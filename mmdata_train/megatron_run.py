@@ -153,12 +153,6 @@ def _load_folder(plan: _Plan, flag: str, path: Path, output: Path) -> None:
 def _continue(plan: _Plan, checkpoint: Path, output: Path) -> None:
     """A checkpoint of ours goes on where it stopped, in its own folder or in a new one."""
     given, run = plan.given, run_folder(checkpoint)
-    for name in ("finetune", "no-load-optim"):
-        if given.get(name):
-            plan.problems.append(
-                f"--{name} with a checkpoint of this engine is not offered: it continues as it stopped; to start at"
-                " step 0, give its weights as a Hugging Face folder"
-            )
     if given.get("use-checkpoint-args"):
         saved = None if run is None else load_mapping(run / "config.yaml").get("model")
         if saved is None:
@@ -166,7 +160,10 @@ def _continue(plan: _Plan, checkpoint: Path, output: Path) -> None:
         plan.needs_shape = False
         plan.fields = {key: value for key, value in plan.fields.items() if not key.startswith("model.")}
         plan.fields["model"] = saved
-    if "save" not in given and run is not None:
+    fresh = next((name for name in ("finetune", "no-load-optim") if given.get(name)), None)
+    if fresh is not None:
+        _start_anew(plan, fresh, checkpoint, output)
+    elif "save" not in given and run is not None:
         plan.fields["output.dir"] = str(run)
         plan.notices.append(f"--save is absent: the run goes on in {run}")
     elif run is not None and run.absolute() == output.absolute():
@@ -177,6 +174,21 @@ def _continue(plan: _Plan, checkpoint: Path, output: Path) -> None:
     else:
         plan.checkpoint = checkpoint
         plan.notices.append(f"continuing {checkpoint} in {output}")
+
+
+def _start_anew(plan: _Plan, flag: str, checkpoint: Path, output: Path) -> None:
+    """Weights of a checkpoint of ours, but neither its optimizer nor its place, into a folder of their own."""
+    run = run_folder(checkpoint)
+    if "save" not in plan.given or (run is not None and run.absolute() == output.absolute()):
+        plan.problems.append(
+            f"--{flag} starts a new run from the weights of {checkpoint}; give it a folder of its own with --save"
+        )
+        return
+    plan.fields["start_from"] = str(checkpoint)
+    if has_run(output):
+        plan.notices.append(f"{output} holds a run, which is continued; {checkpoint} is what it started from")
+    else:
+        plan.notices.append(f"--{flag}: weights of {checkpoint}, from step 0 and without its optimizer")
 
 
 def _given_vocabulary(given: Given) -> int | None:

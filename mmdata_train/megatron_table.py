@@ -190,8 +190,8 @@ min-lr f 0.0 =train.min_lr
 decoupled-lr f - !all weights have one rate; leave it out
 decoupled-min-lr f - !all weights have one rate; leave it out
 lr-decay-style constant|linear|cosine|inverse-square-root|WSD linear @train.lr_schedule
-lr-decay-iters i - @train.steps must equal --train-iters: the rate decays over the whole run
-lr-decay-samples i - @train.steps must equal --train-samples: the rate decays over the whole run
+lr-decay-iters i - @train.decay_steps from there on the rate is --min-lr; the whole run when absent
+lr-decay-samples i - @train.decay_steps rounded up to whole steps
 lr-warmup-iters i 0 @train.warmup_steps step k of N has k/N of the rate (Megatron: (k-1)/N, so 0 at the first)
 lr-warmup-samples i 0 @train.warmup_steps rounded up to whole steps
 lr-warmup-fraction f - =train.warmup_ratio
@@ -262,8 +262,8 @@ data-impl s mmap ?Megatron itself reads mmap shards only
 save s - @output.dir
 load s - @model a Hugging Face folder, or a folder this engine saved
 pretrained-checkpoint s - @model as --load of a Hugging Face folder
-finetune b false @model a Hugging Face folder always starts at step 0
-no-load-optim b false @model a Hugging Face folder holds no optimizer
+finetune b false @start_from weights only, from step 0; a Hugging Face folder always starts so
+no-load-optim b false @start_from as --finetune, so also from step 0 (Megatron goes on counting)
 no-load-rng b false ~random state follows from the seed and the step
 no-save-optim b false !a checkpoint holds the optimizer, so that the run can go on
 no-save-rng b false ~random state follows from the seed and the step

@@ -13,12 +13,13 @@ from mmdata_train.config import OptimConfig
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """The rate of step `step` (0-based) of `total_steps`.
+    """The rate of step `step` (0-based) of `total_steps`, or of `decay_steps` where they are set.
 
     Warm-up is linear and reaches `lr` at its last step. Then: cosine or linear down, towards `min_lr` one step after
     the last; wsd keeps `lr` and falls linearly over the last `decay_ratio` of all steps; constant keeps it. So no step
-    is lost on a rate of 0 at either end.
+    is lost on a rate of 0 at either end. Past `decay_steps` the rate is `min_lr` (constant: `lr`).
     """
+    total_steps = total_steps if config.decay_steps is None else config.decay_steps
     warmup = warmup_steps(config, total_steps)
     if step < warmup:
         return config.lr * (step + 1) / warmup
@@ -35,9 +36,10 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
 
 
 def warmup_steps(config: OptimConfig, total_steps: int) -> int:
-    """Steps of warm-up: as given, or a ratio of all steps rounded up."""
+    """Steps of warm-up: as given, or a ratio of all steps (of `decay_steps` where set) rounded up."""
     if config.warmup_ratio is None:
         return config.warmup_steps
+    total_steps = total_steps if config.decay_steps is None else config.decay_steps
     return math.ceil(config.warmup_ratio * total_steps)
 
 

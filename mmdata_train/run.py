@@ -149,7 +149,9 @@ def finetune(config: TrainConfig) -> RunSummary:
 def _run(config: TrainConfig, found: Path | None, state: dict[str, Any] | None, as_given: str) -> RunSummary:
     folder = config.output.dir
     data, steps = open_data(config, None if state is None else state["data"])
-    engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=found is None)
+    start = None if found is not None else config.start_from
+    fill = found is None and start is None
+    engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=fill)
     mesh, first = engine.model.mesh, dist.get_rank() == 0
     checkpointer = Checkpointer(folder / CHECKPOINTS, config.output.keep, config.output.async_save)
     if first:
@@ -172,8 +174,11 @@ def _run(config: TrainConfig, found: Path | None, state: dict[str, Any] | None, 
         output=config.output,
         validation=_validation(config, mesh, engine.model),
         sources=data.sources,
-        loaded=isinstance(config.model, str),
+        loaded=isinstance(config.model, str) or config.start_from is not None,
     )
+    if start is not None:
+        checkpointer.load(engine, start, weights_only=True)
+        logger.info("starting from the weights of %s at step 0", start)
     if found is not None:
         trainer.resume(checkpointer.load(engine, found))
         logger.info("continuing %s at step %d", found, trainer.step)

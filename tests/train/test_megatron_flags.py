@@ -265,6 +265,15 @@ def test_training_flags_are_taken_over() -> None:
     assert (train.output.save_every, train.output.keep) == (5, 2)
 
 
+def test_the_rate_may_decay_over_another_length_than_the_run() -> None:
+    batch = "--micro-batch-size 2 --global-batch-size 8"
+    assert config_of(f"{batch} --train-iters 10 --lr-decay-iters 5").train.decay_steps == 5
+    assert config_of(f"{batch} --train-iters 10 --lr-decay-samples 33").train.decay_steps == 5
+    assert config_of(f"{batch} --train-iters 10 --lr-decay-iters 10").train.decay_steps is None
+    wsd = "--lr-decay-style WSD --lr-wsd-decay-style linear --lr-wsd-decay-iters 2 --lr-decay-iters 8"
+    assert config_of(f"{batch} --train-iters 10 {wsd}").train.decay_ratio == 0.25
+
+
 def test_absent_flags_have_megatrons_defaults() -> None:
     config = config_of("")
     train = config.train
@@ -337,7 +346,7 @@ def test_accepted_flags_say_that_they_do_nothing_and_false_ones_do_not() -> None
 
 
 def test_published_llama_3_command_is_understood_but_for_what_changes_results() -> None:
-    """The flags of Megatron-LM's example for Llama 3 8B; four of them would change what is trained."""
+    """The flags of Megatron-LM's example for Llama 3 8B; three of them would change what is trained."""
     found = translate(
         shlex.split(
             "--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32"
@@ -359,8 +368,9 @@ def test_published_llama_3_command_is_understood_but_for_what_changes_results() 
         )
     )
     words = " ".join(found.problems)
-    for flag in ("--apply-layernorm-1p", "--decoupled-lr", "--decoupled-min-lr", "--lr-decay-samples 1949218748"):
+    for flag in ("--apply-layernorm-1p", "--decoupled-lr", "--decoupled-min-lr"):
         assert flag in words
+    assert found.fields["train.decay_steps"] == -(-1949218748 // 128)
     assert len(found.problems) <= 5, found.problems
 
 
@@ -379,7 +389,7 @@ REFUSED = [
     ("--lr-decay-style WSD --lr-wsd-decay-style exponential", "use linear"),
     ("--optimizer muon", "AdamW is the only optimizer; leave it out or use adam"),
     ("--bf16 --fp16", "keep one"),
-    ("--train-iters 10 --lr-decay-iters 5", "differs from --train-iters 10"),
+    ("--train-iters 10 --lr-decay-iters 0", "must be at least 1"),
     ("--train-iters 10 --train-samples 5", "keep one"),
     ("--train-iters 0", "--train-iters is 0; it must be at least 1"),
     ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", r"use one of \[1, 2, 4\]"),

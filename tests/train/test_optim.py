@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from mmdata_train.config import OptimConfig  # noqa: E402
+from mmdata_train.errors import ConfigError  # noqa: E402
 from mmdata_train.gradients import LossScaler, clip_factor, first_non_finite, sum_of_squares  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
 from mmdata_train.model.decoder import Decoder  # noqa: E402
@@ -40,6 +41,14 @@ def test_wsd_keeps_the_rate_and_falls_over_the_last_share() -> None:
 
 def test_rate_beyond_the_last_step_stays_at_the_floor() -> None:
     assert learning_rate(OptimConfig(lr=1.0, min_lr=0.2), 50, 10) == 0.2
+
+
+def test_course_may_be_shorter_than_the_run_and_counts_its_warmup() -> None:
+    whole = rates(6, min_lr=0.1, warmup_steps=2, lr_schedule="linear")
+    assert rates(9, min_lr=0.1, warmup_steps=2, lr_schedule="linear", decay_steps=6) == [*whole, 0.1, 0.1, 0.1]
+    assert rates(4, warmup_ratio=0.5, decay_steps=8) == [0.25, 0.5, 0.75, 1.0]
+    with pytest.raises(ConfigError, match="leaves nothing after 6 steps of warm-up"):
+        OptimConfig(warmup_steps=6, decay_steps=6)
 
 
 def test_weight_decay_spares_biases_and_norms() -> None:

@@ -299,9 +299,14 @@ def test_older_checkpoint_of_the_same_run_needs_another_folder() -> None:
     assert "is not the newest" in text and "another --save" in text
 
 
-def test_weights_only_start_from_an_own_checkpoint_is_refused_by_name() -> None:
+@pytest.mark.parametrize("flag", ["--finetune", "--no-load-optim"])
+def test_weights_only_start_from_an_own_checkpoint_needs_a_folder_of_its_own(flag: str) -> None:
     own_run(Path("run"), 5)
-    assert problems(f"{SMALL} --mock-data --load run --finetune")[0].startswith("--finetune with a checkpoint")
+    for save in ("", "--save run"):
+        assert "a folder of its own with --save" in problems(f"{SMALL} --mock-data --load run {flag} {save}")[0]
+    found = ready(f"{SMALL} --mock-data --load run {flag} --save new")
+    assert found.config.start_from == Path("run/checkpoints/step_00000005") and found.checkpoint is None
+    assert any("from step 0 and without its optimizer" in notice for notice in found.notices)
 
 
 def test_shape_of_an_own_checkpoint_comes_from_its_configuration() -> None:

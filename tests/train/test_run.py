@@ -97,6 +97,20 @@ def test_second_start_continues_the_first(shards: Path, one: RankPool, ranks: Ra
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "straight"), rel=1e-5)
 
 
+def test_weights_of_a_checkpoint_start_a_new_run_in_another_layout(
+    shards: Path, one: RankPool, ranks: RankPool, tmp_path: Path
+) -> None:
+    one.run(run, config_of(shards, tmp_path / "first"))
+    source = tmp_path / "first" / "checkpoints" / "step_00000006"
+    anew = {"start_from": str(source), "train.steps": 2, "train.eval_every": 2}
+    for pool, name, split in ((one, "one", {}), (ranks, "four", {"parallel.tensor": 2, "parallel.pipeline": 2})):
+        assert pool.run(run, config_of(shards, tmp_path / name, **anew, **split))[0].steps == 2
+    kinds = [(record["kind"], record["step"]) for record in log_of(tmp_path / "one") if record["kind"] != "event"]
+    assert kinds[:2] == [("valid/law", 0), ("train", 1)]
+    assert losses(tmp_path / "one")[0] == pytest.approx(losses(tmp_path / "first")[-1], rel=1e-6)
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
 def test_steps_follow_from_samples_and_back() -> None:
     plain = TrainingConfig(global_batch_size=8)
     assert (count_steps(plain, 47), samples_of_steps(plain, 5)) == (5, 40)
