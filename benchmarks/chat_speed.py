@@ -22,7 +22,8 @@ from mmdata.chat.formats import chat_parser
 from mmdata.chat.render import ChatOptions, ChatRenderer
 from mmdata.document import Document
 from mmdata.encode import EncodeOptions, encode_documents
-from mmdata.records import RecordParser, text_parser
+from mmdata.jsonl import Block, Position
+from mmdata.records import RecordOptions, RecordParser, parse_block, text_parser
 from mmdata.tokenizer import load_tokenizer
 
 BATCH = 1000
@@ -35,9 +36,10 @@ def batches(lines: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def documents_of(lines: list[bytes], parse: RecordParser) -> list[Document]:
-    """Parsed records; rejects are left out."""
-    made = [parse(orjson.loads(line), "bench", 0, number) for number, line in enumerate(lines)]
-    return [document for document in made if isinstance(document, Document)]
+    """Parsed records, as `convert` parses them; rejects are left out."""
+    data = b"\n".join(lines)
+    block = Block(0, "bench", "jsonl", 1, 0, len(data), data, Position())
+    return parse_block(block, RecordOptions(), parse).documents
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -72,12 +72,12 @@ def parse_block(block: Block, options: RecordOptions, parse_record: RecordParser
     """
     if parse_record is None and options.format != "text":
         raise UsageError(f"records of format {options.format} need a parser for chat records")
-    with _collector_paused():
+    with collector_paused():
         return _parse(block, options, parse_record)
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Nothing parsed is a cycle, and looking for cycles among ten thousands of short records costs as much again."""
     enabled = gc.isenabled()
     gc.disable()

@@ -13,8 +13,19 @@ from mmdata.chat.program import Program
 from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
 from mmdata.tokenizers.base import TokenBatch
 
-Job = tuple[Program, list[Any]]
-"""A program and the values of its slots."""
+
+@dataclass(slots=True)
+class Jobs:
+    """Sequences to be: the document of each, its program, and the values of the program's slots."""
+
+    owners: list[int]
+    programs: list[Program]
+    values: list[list[Any]]
+
+    def add(self, owner: int, program: Program, values: list[Any]) -> None:
+        self.owners.append(owner)
+        self.programs.append(program)
+        self.values.append(values)
 
 
 @dataclass(frozen=True)
@@ -30,9 +41,6 @@ class Sequences:
     spans: Tokens
     span_lengths: Indices
     owner: Indices
-
-    def owned_by(self, owner: Indices) -> Sequences:
-        return replace(self, owner=owner)
 
     def count_all(self, tail: int) -> Sequences:
         """Every token counts but the last `tail`; sequences that have ranges keep them."""
@@ -92,19 +100,19 @@ class Sequences:
         )
 
 
-def assemble(encoder: StretchEncoder, jobs: Sequence[Job]) -> Sequences:
-    """Encode a batch: one call to the tokenizer, then numpy. The owner of a sequence is its job's number."""
-    if not jobs:
+def assemble(encoder: StretchEncoder, jobs: Jobs) -> Sequences:
+    """Encode a batch: one call to the tokenizer, then numpy."""
+    if not jobs.owners:
         return Sequences.concatenate([])
     texts: list[str] = []
     keep = texts.append
-    for program, values in jobs:
+    for program, values in zip(jobs.programs, jobs.values, strict=True):
         if program.plan is None:
             texts += [stretch.text(values) for stretch in program.stretches]
             continue
         for prefix, slot, suffix in program.plan:
             keep(prefix + values[slot] + suffix)
-    table = _Table(jobs)
+    table = _Table(jobs.programs)
     later, _ = table.gather("later")
     batch = encoder.encode(texts, later)
     lengths, items = table.gather("item_lengths")
@@ -121,22 +129,18 @@ def assemble(encoder: StretchEncoder, jobs: Sequence[Job]) -> Sequences:
     edge_items += np.repeat(np.cumsum(items) - items, counts)
     within = _Edges(encoder, jobs, texts, table).tokens(batch, later)
     spans = (item_ends - lengths)[edge_items] + within - np.repeat(job_ends - job_lengths, counts)
-    return Sequences(tokens, job_lengths, spans.astype(np.int32), counts, np.arange(len(jobs), dtype=np.int64))
+    return Sequences(tokens, job_lengths, spans.astype(np.int32), counts, np.array(jobs.owners, np.int64))
 
 
 class _Table:
     """The arrays of a batch's programs, each program once, laid out for all jobs on request."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        numbers: dict[int, int] = {}
-        self._programs: list[Program] = []
-        which = []
-        for program, _ in jobs:
-            number = numbers.setdefault(id(program), len(numbers))
-            if number == len(self._programs):
-                self._programs.append(program)
-            which.append(number)
-        self._which = np.array(which)
+    def __init__(self, each: Sequence[Program]) -> None:
+        numbers = list(map(id, each))
+        programs = dict(zip(numbers, each, strict=True))
+        known = np.array(sorted(programs), np.int64)
+        self._programs = [programs[number] for number in known.tolist()]
+        self._which = np.searchsorted(known, np.array(numbers, np.int64))
 
     def gather(self, name: str) -> tuple[Any, Indices]:
         """Attribute `name` of each job's program, back to back, and how long each is."""
@@ -150,7 +154,7 @@ class _Table:
 class _Edges:
     """The ends of counted ranges of a batch, as tokens into their item."""
 
-    def __init__(self, encoder: StretchEncoder, jobs: Sequence[Job], texts: list[str], table: _Table) -> None:
+    def __init__(self, encoder: StretchEncoder, jobs: Jobs, texts: list[str], table: _Table) -> None:
         self._encoder, self._jobs, self._texts = encoder, jobs, texts
         self._within: Indices
         self._within, counts = table.gather("edge_tokens")
@@ -158,7 +162,7 @@ class _Edges:
         self._sizes = table.gather("inner_sizes")[0]
         self._prefix_lengths, self._prefixes = table.gather("prefix_lengths")[0], table.gather("prefixes")[0]
         stretches = table.gather("later")[1]
-        self._job = np.repeat(np.arange(len(jobs)), inner)
+        self._job = np.repeat(np.arange(len(jobs.owners)), inner)
         self._edge = self._place + (np.cumsum(counts) - counts)[self._job]
         self._text = table.gather("inner_stretches")[0] + (np.cumsum(stretches) - stretches)[self._job]
 
@@ -211,7 +215,8 @@ class _Edges:
         return found
 
     def _before(self, number: int) -> str:
-        program, values = self._jobs[int(self._job[number])]
+        job = int(self._job[number])
+        program, values = self._jobs.programs[job], self._jobs.values[job]
         edge = program.edges[int(self._place[number])]
         return edge.before(values, program.stretches[edge.stretch])
 

@@ -169,6 +169,8 @@ def _from_alpaca(record: Mapping[str, Any], builder: Builder, fields: FieldMap) 
     for name in fields.name("input", "input"):
         if record.get(name):
             pieces.append(_text(record, (name,)))
+    if len(pieces) > 1 and not pieces[0][1]:  # the question stands in `input` alone: no empty line before it
+        del pieces[0]
     builder.add("user", pieces)
     builder.add("assistant", [_text(record, fields.name("assistant", "output", "response"))])
 

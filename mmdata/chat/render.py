@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jinja2
 import numpy as np
 
-from mmdata.chat.assemble import Sequences, assemble
+from mmdata.chat.assemble import Jobs, Sequences, assemble
 from mmdata.chat.conversation import SIMPLE, conversation_of
 from mmdata.chat.fit import TOO_LONG, TooLong, exchanges, truncate
 from mmdata.chat.program import Program, plain_program
@@ -26,6 +26,7 @@ from mmdata.chat.thinking import THINKING, Thinking, prepare
 from mmdata.chat.tracing import Programs, TraceOptions
 from mmdata.document import Document, Drop
 from mmdata.errors import ChatRecordError, ChatTemplateError, UsageError
+from mmdata.records import collector_paused
 from mmdata.tokenizers.base import Tokenizer
 
 TrainOn = Literal["assistant", "last", "all"]
@@ -85,10 +86,6 @@ class RenderedBatch:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-_Job = tuple[int, Program, list[Any]]
-"""One sequence to be: its document's number, its program, the program's values."""
-
-
 class ChatRenderer:
     """Renders with one tokenizer and one set of options. Not for two threads at once; cheap to build in each worker."""
 
@@ -116,6 +113,10 @@ class ChatRenderer:
         template-unclear, tool-call-broken, no-counted-token, too-long, empty (plain text of no token).
         Raises ChatRecordError for a conversation above max_length where too_long is `error`.
         """
+        with collector_paused():  # nothing made here is a cycle
+            return self._render_documents(documents)
+
+    def _render_documents(self, documents: Sequence[Document]) -> RenderedBatch:
         counters: dict[str, int] = {}
         drops: dict[int, Drop] = {}
         kinds = {"with": 0, "empty": 0, "without": 0, "plain": 0}
@@ -150,35 +151,32 @@ class ChatRenderer:
             program, values = self._programs.find(prepared, tools)
         except jinja2.TemplateError as error:
             raise ChatRecordError(f"{self.template.name}: the template refuses the conversation: {error}") from None
-        made = self._assemble([(0, program, values)])
+        made = self._assemble(Jobs([0], [program], [values]))
         return made.tokens, made.spans.reshape(-1, 2)
 
-    def _jobs(self, documents: Sequence[Document], drops: dict[int, Drop], kinds: dict[str, int]) -> list[_Job]:
+    def _jobs(self, documents: Sequence[Document], drops: dict[int, Drop], kinds: dict[str, int]) -> Jobs:
         """What is to be encoded; counts documents by kind, drops those that cannot be rendered."""
-        jobs: list[_Job] = []
-        find = self._programs.find_simple
+        jobs = Jobs([], [], [])
+        find, add = self._programs.find_simple, jobs.add
         for number, document in enumerate(documents):
-            parts = document.parts
             chat = document.meta.get("chat")
             if chat is None:
                 kinds["plain"] += 1
-                jobs.append((number, self._plain, [document.text]))
+                add(number, self._plain, [document.text])
                 continue
-            if chat == SIMPLE:
-                texts = [part.text for part in parts]
-                if "" not in texts and not any(["</think>" in text for text in texts]):
-                    found = find(tuple([part.role for part in parts]), texts)
-                    if found is not None:
-                        program, values = found
-                        kinds["empty" if program.empty_blocks else "without"] += 1
-                        jobs.append((number, program, values))
-                        continue
+            if chat is SIMPLE or chat == SIMPLE:
+                texts = [part.text for part in document.parts]
+                found = None if "" in texts else find(tuple([part.role for part in document.parts]), texts)
+                if found is not None:
+                    kinds["empty" if found[0].empty_blocks else "without"] += 1
+                    add(number, *found)
+                    continue
             made = self._job(document)
             if isinstance(made, Drop):
                 drops[number] = made
                 continue
             kinds[made[2]] += 1
-            jobs.append((number, made[0], made[1]))
+            add(number, made[0], made[1])
         return jobs
 
     def _job(self, document: Document) -> tuple[Program, list[Any], str] | Drop:
@@ -198,11 +196,11 @@ class ChatRenderer:
             return _drop(document, "tool-call-broken", str(error)[:200])
         return program, values, "empty" if kind == "without" and program.empty_blocks else kind
 
-    def _assemble(self, jobs: Sequence[_Job]) -> Sequences:
-        made = assemble(self._encoder, [job[1:] for job in jobs])
+    def _assemble(self, jobs: Jobs) -> Sequences:
+        made = assemble(self._encoder, jobs)
         if self.options.train_on == "all":
             made = made.count_all(1 if self.options.force_eod else 0)
-        return made.owned_by(np.array([job[0] for job in jobs], np.int64)).without_first()
+        return made.without_first()
 
     def _fit(
         self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]
@@ -268,7 +266,7 @@ class ChatRenderer:
             program, values = self._programs.find(prepared, tools)
         except (jinja2.TemplateError, ChatTemplateError):
             return None
-        return self._assemble([(number, program, values)])
+        return self._assemble(Jobs([number], [program], [values]))
 
     def _judge(
         self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]

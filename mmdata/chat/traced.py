@@ -10,11 +10,11 @@ About 1 microsecond an operation; used once for each shape of record (see `mmdat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import contains, eq, itemgetter, methodcaller
+from operator import eq, itemgetter, methodcaller
 from typing import Any
 
 from mmdata.chat.segments import Data, Literal, Mark, Segment
-from mmdata.chat.tracer import Tracer
+from mmdata.chat.tracer import Contains, Tracer
 from mmdata.errors import ChatTemplateError
 
 # Methods whose result is one string, decided by the whole string: followed on a text that is all the record's.
@@ -224,7 +224,7 @@ class TracedStr(str):
 
     def __contains__(self, item: Any) -> bool:
         item = pin(item)
-        return bool(self._ask(("in", item), lambda value: contains(value, item)))
+        return bool(self._ask(("in", item), Contains(item)))
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, str):

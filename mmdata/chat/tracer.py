@@ -59,6 +59,16 @@ class Guard:
     expected: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """Function: whether `item` is in a value; recognisable, unlike a lambda."""
+
+    item: Any
+
+    def __call__(self, value: Any) -> bool:
+        return self.item in value
+
+
 Step = Leaf | Derive | Join | Constant | Guard
 
 

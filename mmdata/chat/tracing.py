@@ -23,7 +23,7 @@ from mmdata.chat.templates import ChatTemplate
 from mmdata.chat.thinking import BLOCK_KEY, Thinking, edit_blocks
 from mmdata.chat.traced import TracedStr, segments_of
 from mmdata.chat.traced_json import TracedDict, wrap
-from mmdata.chat.tracer import Tracer, contents_first, replay, replay_texts
+from mmdata.chat.tracer import Contains, Tracer, contents_first, replay, replay_texts
 from mmdata.errors import ChatTemplateError
 
 Messages = Sequence[dict[str, Any]]
@@ -33,6 +33,7 @@ _KEPT_VARIANTS = 32
 _KEPT_STEPS = 400_000
 _KEPT_SIMPLE = 512
 _PINNED_LIMIT = 64  # characters; a program that only fits records repeating more than this is not kept
+_BLOCK_END = "</think>"
 _SIMPLE_KEYS = {"role", "content"}
 _HIDDEN = (BLOCK_KEY, "_uncounted")
 
@@ -57,7 +58,7 @@ class Programs:
         self._compiled = self._compile(template.source)
         self._for_tools = self._compile(template.tool_source) if template.tool_source else self._compiled
         self._kept: dict[Any, list[Program]] = {}
-        self._simple: dict[tuple[str, ...], tuple[Program, ...]] = {}
+        self._simple: dict[tuple[str, ...], tuple[tuple[Program, tuple[int, ...]], ...]] = {}
         self._steps = 0
         self.traced = 0
 
@@ -81,12 +82,12 @@ class Programs:
         return program, values
 
     def find_simple(self, roles: tuple[str, ...], texts: list[str]) -> tuple[Program, list[Any]] | None:
-        """The same for messages of nothing but a role and a content, without building them; None where no program
-        that was checked is at hand."""
-        for program in self._simple.get(roles, ()):
+        """The same for messages of nothing but a role and a content, without building them; None where an answer has a
+        thinking block or no program that was checked is at hand."""
+        for program, unasked in self._simple.get(roles, ()):
             values = replay_texts(program.text_code, texts)
             if values is not None:
-                return program, values
+                return None if any([_BLOCK_END in texts[i] for i in unasked]) else (program, values)
         return None
 
     def _compile(self, source: str) -> jinja2.Template:
@@ -116,7 +117,8 @@ class Programs:
             if len(self._simple) >= _KEPT_SIMPLE:
                 self._simple.clear()
             roles = tuple([message["role"] for message in messages])
-            self._simple[roles] = (*self._simple.get(roles, ())[-_KEPT_VARIANTS:], program)
+            found = (program, _unasked(program, roles))
+            self._simple[roles] = (*self._simple.get(roles, ())[-_KEPT_VARIANTS:], found)
 
     def _check_text(self, program: Program, values: list[Any], messages: Messages, tools: list[Any] | None) -> None:
         """Raise unless the program gives what the template gives without tracing."""
@@ -214,6 +216,13 @@ class Programs:
             if start < turn.end:
                 counted.append((start, turn.end))
         return counted
+
+
+def _unasked(program: Program, roles: tuple[str, ...]) -> tuple[int, ...]:
+    """The answers of which a replay does not find out by itself that they have no thinking block."""
+    asks = Contains(_BLOCK_END)
+    asked = {source for function, source, expected in program.text_code if function == asks and expected is False}
+    return tuple(i for i, role in enumerate(roles) if role == "assistant" and i not in asked)
 
 
 class _Message(TracedDict):

@@ -42,6 +42,7 @@ TURN_KEYS = ("messages", "conversations", "conversation")
 _BESIDE_TURNS = ("system", "tools", "functions")
 _BESIDE_ALPACA = ("input", "history", "system")
 _REMEMBERED = 4096
+_UNSEEN = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,16 @@ class UsualReader:
 
     def __init__(self, format: str = "auto") -> None:
         self._format = format
-        self._ways: dict[tuple[str, ...], _Exchange | _Turns | None] = {}
-        self._orders: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+        self._ways: dict[tuple[str, ...], Any] = {}  # _Exchange, _Turns, or None
+        self._orders: dict[tuple[str, ...], Any] = {}  # the roles of right turns, or None
         self._paths: dict[tuple[str, str, int], tuple[str, ...]] = {}
 
     def parts(self, record: Mapping[str, Any]) -> tuple[Part, ...] | None:
         """The parts of a usual record, each a message of its own; None for any other."""
         keys = tuple(record)
-        way = self._ways[keys] if keys in self._ways else _remember(self._ways, keys, self._way(record))
+        way = self._ways.get(keys, _UNSEEN)
+        if way is _UNSEEN:
+            way = _remember(self._ways, keys, self._way(record))
         if way is None:
             return None
         for name in way.beside:
@@ -81,7 +84,7 @@ class UsualReader:
                 return None
         if type(way) is _Turns:
             return self._turns(record[way.where], way.where)
-        question, answer = way.question, way.answer  # type: ignore[union-attr]
+        question, answer = way.question, way.answer
         asked, said = record[question], record[answer]
         if type(asked) is not str or type(said) is not str or not asked or not said or asked.isspace():
             return None
@@ -108,8 +111,12 @@ class UsualReader:
         try:
             words = tuple([turn[word] for turn in turns])
             texts = [turn[field] for turn in turns]
-            roles = self._orders[words] if words in self._orders else _remember(self._orders, words, _order(words))
-        except (KeyError, TypeError):  # another key, a turn that is no object, a role that is no text
+            if "" in texts or True in map(str.isspace, texts):
+                return None
+            roles = self._orders.get(words, _UNSEEN)
+            if roles is _UNSEEN:
+                roles = _remember(self._orders, words, _order(words))
+        except (KeyError, TypeError):  # another key, a turn that is no object, a role or content that is no text
             return None
         if roles is None or sum(map(len, turns)) != 2 * len(turns):
             return None
@@ -117,12 +124,7 @@ class UsualReader:
         paths = self._paths.get(place)
         if paths is None:
             paths = _remember(self._paths, place, tuple([f"{where}[{i}].{field}" for i in range(len(turns))]))
-        parts = []
-        for path, role, text in zip(paths, roles, texts, strict=True):
-            if type(text) is not str or not text or text.isspace():
-                return None
-            parts.append(_part(path, role, text))
-        return tuple(parts)
+        return tuple(map(_part, paths, roles, texts))
 
 
 def _order(words: tuple[Any, ...]) -> tuple[str, ...] | None:

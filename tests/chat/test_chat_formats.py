@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmdata.chat.conversation import conversation_of
-from mmdata.chat.formats import chat_parser, detect_format
+from mmdata.chat.formats import ParseOptions, chat_parser, detect_format, parse_chat_record
 from mmdata.document import Document
 from mmdata.errors import ChatRecordError, UsageError
 
@@ -302,3 +302,42 @@ def test_turns_read_the_short_way_are_those_of_the_general_way(key: str) -> None
     short, general = parsed(record), parsed(record, mapping=[("unused", "tools")])
     assert (short.parts, short.id, short.meta) == (general.parts, general.id, general.meta)
     assert conversation_of(short) == conversation_of(general)
+
+
+_QUESTION, _ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+_USUAL = [
+    {"instruction": "i", "input": "", "output": "o", "id": 7},
+    {"instruction": "i", "output": "", "response": "r"},
+    {"instruction": "i", "output": " "},
+    {"instruction": "i", "output": "o", "history": [["a", "b"]]},
+    {"input": "q", "output": "a", "system": "s"},
+    {"prompt": "q", "response": "a", "id": "x"},
+    {"question": "q", "answer": 5},
+    {"messages": [_QUESTION, _ANSWER, _QUESTION]},
+    {"messages": [{"role": "system", "content": "s"}, _QUESTION]},
+    {"messages": [_QUESTION, _QUESTION, _ANSWER]},
+    {"messages": [_QUESTION, {"role": "assistant", "content": "\u3000"}]},
+    {"messages": [_QUESTION, {"role": "assistant", "content": None}]},
+    {"messages": [_QUESTION, {"role": ["assistant"], "content": "a"}]},
+    {"messages": [_QUESTION, "a"]},
+    {"messages": [_QUESTION, {**_ANSWER, "weight": 0}]},
+    {"messages": [], "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"},
+    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "tools": ""},
+    {"messages": "text", "text": "t"},
+]
+
+
+@pytest.mark.parametrize("format", ["auto", "messages", "sharegpt", "alpaca", "input-output"])
+def test_remembered_keys_and_role_orders_decide_as_the_general_way_does(format: str) -> None:
+    parse = chat_parser(format)
+    for _ in range(2):  # the second time what the keys mean is remembered
+        for number, record in enumerate(_USUAL):
+            general = parse_chat_record(record, "in", 0, number, ParseOptions(format))
+            assert parse(record, "in", 0, number) == general, record
+
+
+def test_a_question_that_stands_in_input_alone_has_no_empty_line_before_it() -> None:
+    document = chat_parser()({"instruction": "", "input": "q", "output": "a"}, "in", 0, 1)
+    assert isinstance(document, Document)
+    assert [(part.json_path, part.text) for part in document.parts] == [("input", "q"), ("output", "a")]
