@@ -111,20 +111,26 @@ SPACED = [
 ]
 
 
-@pytest.mark.peer
-@pytest.mark.parametrize("template", ["llama2", "mistral", "alpaca", "plain", "chatml"])
-@pytest.mark.parametrize("kind", ["prefix on every stretch", "prefix on the first stretch"])
-def test_tokenizers_that_put_a_space_in_front_agree_behind_control_tokens(
-    kind: str, template: str, shared: Path
-) -> None:
+@pytest.fixture(scope="module", params=["prefix on every stretch", "prefix on the first stretch"])
+def spaced(request: pytest.FixtureRequest, shared: Path) -> tuple[LoadedTokenizer, Any]:
+    """A tokenizer that puts a space in front, and transformers' own of it."""
     transformers = pytest.importorskip("transformers")
-    if kind == "prefix on every stretch":
+    if request.param == "prefix on every stretch":
         where = shared / "models" / "stories260K" / "tokenizer.json"
         hf = transformers.PreTrainedTokenizerFast(tokenizer_file=str(where), bos_token="<s>", eos_token="</s>")
     else:
         where = shared / "tokenizers" / "mistral_sp"
         hf = transformers.LlamaTokenizer.from_pretrained(str(where), legacy=False)
-    renderer = ChatRenderer(load_tokenizer(where), ChatOptions(template=template))
+    return load_tokenizer(where), hf
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("template", ["llama2", "mistral", "alpaca", "plain", "chatml"])
+def test_tokenizers_that_put_a_space_in_front_agree_behind_control_tokens(
+    template: str, spaced: tuple[LoadedTokenizer, Any]
+) -> None:
+    tokenizer, hf = spaced
+    renderer = ChatRenderer(tokenizer, ChatOptions(template=template))
     ids, spans = renderer.render(SPACED)
     assert ids.tolist() == hf.apply_chat_template(SPACED, chat_template=renderer.template.source, return_dict=False)
     decoded = [hf.decode(ids[start:end]) for start, end in spans.tolist()]
