@@ -203,9 +203,8 @@ def scan(data: Any, bounds: Any, lookup: Any, words: Any, lengths: Any, sets: An
                 stop_words += stops[word & np.uint64(4095)] == word
             elif shape & 9 or chars > 20:
                 s.special_word(data, i, end, chars, row)
-            count, word_chars = count + 1, word_chars + chars
             width, tail, letters, gap, previous = width + gap + chars, end - 1, letters + chars, 0, 0
-            value, i = (value ^ word) * PRIME, end
+            count, word_chars, value, i = count + 1, word_chars + chars, (value ^ word) * PRIME, end
             if data[end] == 32 and WORD_BYTES[data[end + 1]]:
                 i, gap, spaces = end + 1, 1, spaces + 1
             continue

@@ -94,6 +94,7 @@ class Cleaner:
             start = time.process_time()
             run_step(step, batch, verdicts, result.changed, result.bytes_removed)
             result.seconds[step.name] = result.seconds.get(step.name, 0.0) + time.process_time() - start
+        batch.refresh()
         self._collect(documents, batch, verdicts, result)
         return result
 

@@ -47,10 +47,10 @@ class Batch:
     def of(
         cls, documents: list[Document], starts: npt.NDArray[np.bool_], bounds: tuple[float, float] = EXACT
     ) -> Batch:
-        """Measure the documents once."""
+        """Documents that are measured when a step first asks for their rows."""
         chat = np.array([any(part.role != "text" for part in d.parts) for d in documents], np.bool_)
-        rows = measure([d.text for d in documents], starts, bounds)
-        return cls(list(documents), rows, starts, bounds, chat)
+        rows = np.zeros((len(documents), c.COLUMNS), np.int64)
+        return cls(list(documents), rows, starts, bounds, chat, stale=set(range(len(documents))))
 
     def refresh(self) -> None:
         """Measure again what changed since it was measured."""
@@ -163,11 +163,19 @@ def run_step(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str]
 def _repair(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], removed: Counter[str]) -> None:
     function, trigger = REPAIRS[step.name]
     parameters = {k: tuple(v) if isinstance(v, list) else v for k, v in step.parameters.items()}
-    batch.refresh()
-    for i in np.flatnonzero(verdicts.alive & trigger(batch.rows, step.parameters)).tolist():
+    if step.name == "line_ends" and len(batch.stale) == len(batch.documents):  # cheaper to look than to measure twice
+        numbers = [i for i, document in enumerate(batch.documents) if _has_line_ends(document)]
+    else:
+        batch.refresh()
+        numbers = np.flatnonzero(verdicts.alive & trigger(batch.rows, step.parameters)).tolist()
+    for i in numbers:
         parts = batch.documents[i].parts
         texts = [function(p.text, **parameters) if p.role in REPAIRED_ROLES else p.text for p in parts]
         changed[step.name] += batch.replace(i, texts, step.name, removed)
+
+
+def _has_line_ends(document: Document) -> bool:
+    return any("\r" in p.text or "\u2028" in p.text or "\u2029" in p.text for p in document.parts)
 
 
 def _where(step: Step, batch: Batch, verdicts: Verdicts) -> Mask:
