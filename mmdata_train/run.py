@@ -25,6 +25,7 @@ from mmdata_train.data.open import TrainingData, open_training, open_validation,
 from mmdata_train.data.prepare import prepare_data
 from mmdata_train.data.show import model_facts, share_lines, tokenizer_path
 from mmdata_train.errors import ConfigError
+from mmdata_train.explain import Watched, explained
 from mmdata_train.loader import Place, StepLoader
 from mmdata_train.mesh import Mesh, pick_device, start_process_group
 from mmdata_train.metrics import Meter, RunLog
@@ -132,7 +133,7 @@ def _validation(config: TrainConfig, mesh: Mesh, model: ModelParts) -> list[Vali
 def finetune(config: TrainConfig) -> RunSummary:
     """Train as configured; continues the run in `output.dir` where there is one. A collective over all ranks.
 
-    Raises ConfigError, DataError, ModelError, CheckpointError, StepError.
+    Raises ConfigError, DataError, ModelError, CheckpointError, StepError, MemoryExhaustedError, RankError.
     """
     found = latest_checkpoint(config.output.dir / CHECKPOINTS)
     state = read_state(found) if found is not None else None
@@ -140,18 +141,22 @@ def finetune(config: TrainConfig) -> RunSummary:
     device = pick_device()
     started = start_process_group(device.type, config.parallel.timeout_minutes)
     try:
-        return _run(prepared, found, state, as_given=dump_yaml(config))
+        with explained(prepared) as watched:
+            return _run(prepared, found, state, as_given=dump_yaml(config), watched=watched)
     finally:
         if started:
             dist.destroy_process_group()
 
 
-def _run(config: TrainConfig, found: Path | None, state: dict[str, Any] | None, as_given: str) -> RunSummary:
+def _run(
+    config: TrainConfig, found: Path | None, state: dict[str, Any] | None, *, as_given: str, watched: Watched
+) -> RunSummary:
     folder = config.output.dir
     data, steps = open_data(config, None if state is None else state["data"])
     start = None if found is not None else config.start_from
     fill = found is None and start is None
     engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=fill)
+    watched.engine = engine
     mesh, first = engine.model.mesh, dist.get_rank() == 0
     checkpointer = Checkpointer(folder / CHECKPOINTS, config.output.keep, config.output.async_save)
     if first:
