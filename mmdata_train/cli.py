@@ -68,4 +68,23 @@ def finetune(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps(asdict(summary)))
 
 
+@main.command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
+@click.option("--world-size", type=int, help="Ranks of the run (default: those it would start on this machine).")
+def check(config: str, overrides: tuple[str, ...], world_size: int | None) -> None:
+    """Look at sizes, shards, tokenizer, the first batch and the disk of a run without starting it.
+
+    \b
+    Example:
+      mmdata-train check finetune.yaml --world-size 64
+    """
+    from mmdata_train.check import check_lines
+    from mmdata_train.ranks import ranks_here
+
+    settings = load_config(config, overrides)
+    for line in check_lines(settings, world_size or ranks_here(settings)):
+        click.echo(line)
+
+
 main.add_command(data_command)

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mmdata  # noqa: E402
+from mmdata_train.check import check_lines  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
 from mmdata_train.errors import ConfigError  # noqa: E402
@@ -139,6 +140,17 @@ def test_plain_command_starts_its_own_ranks(shards: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2
     assert "pipeline=2" in done.stderr and "step 2/2 | loss" in done.stderr
+
+
+def test_check_shows_sizes_data_first_batch_and_disk(shards: Path, tmp_path: Path) -> None:
+    lines = list(check_lines(config_of(shards, tmp_path / "out"), 2))
+    assert lines[0].startswith("sizes: ParallelLayout(tensor=1, pipeline=1, data=2, context=1), 2 micro-batches")
+    assert any("48 samples of 16 tokens, 6 steps" in line for line in lines)
+    assert any("targets count" in line for line in lines)
+    assert lines[-1].startswith("disk: ") and "GiB free" in lines[-1]
+    with pytest.raises(ConfigError, match=r"free space, lower output\.keep"):
+        huge = {"output.keep": 10**9, "output.save_every": 1, "train.steps": 10**6, "data.num_samples": 64}
+        list(check_lines(config_of(shards, tmp_path / "out", **huge), 2))
 
 
 def small_run(tmp_path: Path, shards: Path, **changes: Any) -> None:

@@ -1,0 +1,67 @@
+"""What can be wrong with a run, looked at before a cluster spends hours on it: sizes, shards, first batch, disk.
+
+Opens the data as the run would, on one process and without a model; raw files are converted and indices cached, so the
+run itself starts faster. It does not compare layouts: `make parity` does, on small models.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from mmdata_train.config import TrainConfig
+from mmdata_train.config_checks import check_run
+from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines
+from mmdata_train.errors import ConfigError, DataError
+from mmdata_train.model.config import ModelConfig
+from mmdata_train.model.decoder import Decoder
+from mmdata_train.run import count_steps
+from mmdata_train.session import model_config
+
+_BYTES_A_WEIGHT = 12
+"""Of a checkpoint: float32 weight and both of Adam's moments."""
+
+
+def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
+    """One report, line by line. Raises what the run would: ConfigError, DataError, ModelError and the data side's."""
+    model = model_config(config)
+    micro_batches = check_run(model, config.parallel, config.train, config.data.seq_length, world_size)
+    yield f"sizes: {config.parallel.layout(world_size)}, {micro_batches} micro-batches a step on each data rank"
+    run = open_run(config, world_size)
+    samples = len(run.data.samples)
+    steps = config.train.steps or count_steps(config.train, samples)
+    yield f"data: {samples:,} samples of {config.data.seq_length:,} tokens, {steps:,} steps"
+    yield from share_lines(run.data)
+    silent = [share.path for share in run.data.shares() if share.counted == 0]
+    if silent:
+        raise DataError(f"{silent[0]}: no token of it counts in the loss; look at its loss spans, or take it out")
+    yield from batch_lines(run, 0, 1, open_tokenizer(config))
+    yield _disk(config, parameters_of(model), steps)
+
+
+def parameters_of(model: ModelConfig) -> int:
+    """Weights of the model, vocabulary padding included; built without memory."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in Decoder(model).parameters())
+
+
+def _disk(config: TrainConfig, parameters: int, steps: int) -> str:
+    """What checkpoints take against what is free. Raises ConfigError when they will not fit."""
+    each = _BYTES_A_WEIGHT * parameters
+    saves = 1 if not config.output.save_every else -(-steps // config.output.save_every)
+    # The newest are kept, the best beside them, and a new one is whole before an old one goes.
+    need = each * (min(config.output.keep, saves) + (saves > 1) + bool(config.data.valid))
+    place = Path(config.output.dir).absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    words = (
+        f"{parameters:,} weights, {each / 2**30:.2f} GiB a checkpoint, {need / 2**30:.2f} GiB for those kept at once,"
+        f" {free / 2**30:.2f} GiB free in {place}"
+    )
+    if need > free:
+        raise ConfigError(f"disk: {words}; free space, lower output.keep ({config.output.keep}), or move output.dir")
+    return f"disk: {words}"
