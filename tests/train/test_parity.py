@@ -46,17 +46,22 @@ def candidates() -> list[Cell]:
 
 
 def pairs(cell: Cell) -> set[tuple[object, ...]]:
-    """Pairs of choices a cell covers; choices that do nothing in it do not count."""
-    choices: list[tuple[str, object]] = [
-        ("layout", (cell.tensor, cell.pipeline, cell.data)), ("recompute", cell.recompute), ("model", cell.model),
+    """Pairs of choices a cell covers, degree by degree; choices that do nothing in it do not count.
+
+    Sequence parallelism changes the layers of a tensor group: it is paired with what changes layers.
+    """
+    layers: list[tuple[str, object]] = [
+        ("tensor", cell.tensor), ("recompute", cell.recompute), ("model", cell.model),
     ]  # fmt: skip
+    choices = [*layers, ("pipeline", cell.pipeline), ("data", cell.data)]
     if cell.data > 1:
         choices.append(("zero", cell.zero_stage))
     if cell.pipeline > 1:
         choices.append(("schedule", cell.schedule))
+    found: set[tuple[object, ...]] = set(itertools.combinations(choices, 2))
     if cell.tensor > 1:
-        choices.append(("sequence", cell.sequence_parallel))
-    return set(itertools.combinations(choices, 2))
+        found |= {(choice, ("sequence", cell.sequence_parallel)) for choice in layers}
+    return found
 
 
 def covering(cells: list[Cell]) -> list[Cell]:
