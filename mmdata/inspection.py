@@ -148,6 +148,9 @@ def _segments(
     dataset: IndexedDataset, number: int, tokens: np.ndarray[Any, Any], tokenizer: Tokenizer
 ) -> Iterator[tuple[str, bool]]:
     """Runs of counted and uncounted tokens, decoded. Plain shards are one run that counts."""
+    if dataset.manifest is not None and dataset.manifest.layout == "pai":
+        yield from _runs(*_pai_row(tokens), tokenizer)
+        return
     if not dataset.has_loss_spans:
         yield tokenizer.decode(tokens), True
         return
@@ -157,10 +160,24 @@ def _segments(
         for start, stop in dataset.loss_spans(sequence):
             counted[base + start : base + stop] = True
         base += int(dataset.sequence_lengths[sequence])
+    yield from _runs(tokens, counted, tokenizer)
+
+
+def _runs(
+    tokens: np.ndarray[Any, Any], counted: np.ndarray[Any, Any], tokenizer: Tokenizer
+) -> Iterator[tuple[str, bool]]:
     edges = [0, *(np.flatnonzero(np.diff(counted)) + 1).tolist(), tokens.size]
     for start, stop in pairwise(edges):
         if stop > start:
             yield tokenizer.decode(tokens[start:stop]), bool(counted[start])
+
+
+def _pai_row(row: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Tokens of a row in Pai-Megatron-Patch's layout, end marks undone, and which count (see mmdata.chat.pai)."""
+    marked, labels = np.split(row, 2)
+    counted = np.zeros(marked.size, np.bool_)
+    counted[1:] = labels[:-1] >= 0
+    return np.where(marked < 0, -1 - marked, marked), counted
 
 
 def _histogram(lengths: np.ndarray[Any, Any]) -> list[dict[str, int]]:

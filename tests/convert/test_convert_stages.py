@@ -14,6 +14,7 @@ from test_convert import digests
 import mmdata
 from mmdata.dedup.in_memory import find_duplicates
 from mmdata.errors import DedupIndexMismatchError, UsageError
+from mmdata.inspection import view_document
 
 WORDS = (Path(__file__).read_text(encoding="utf-8") + "甲乙丙丁戊己庚辛壬癸子丑寅卯辰巳午未申酉戌亥").split()
 
@@ -217,6 +218,8 @@ def test_the_pai_layout_holds_every_counted_token_once(
             ends += int((row[:128] < 0).sum())
     assert sorted(labelled) == sorted(counted) != []
     assert ends == sequences == 40
+    shown = view_document(pai.shards[0], 0, mmdata.load_tokenizer(tokenizer_folder))
+    assert "question" in shown.text and any(text.startswith("answer") for text, counts in shown.segments if counts)
 
 
 def test_the_pai_layout_needs_a_row_length(tokenizer_folder: Path, tmp_path: Path) -> None:
