@@ -105,7 +105,7 @@ def cleaning_options(command: Any) -> Any:
     for option in reversed((
         click.option("--recipe", default="auto", show_default=True, help="auto, zh, en, none, ... or a file."),
         click.option("--pii", metavar="ACTION", help="off, count, replace or hash; default: what the recipe says."),
-        click.option("--pii-key", metavar="KEY", help="Key of the hash, for --pii hash."),
+        click.option("--pii-key", metavar="KEY", envvar="MMDATA_PII_KEY", help="For --pii hash; or MMDATA_PII_KEY."),
         click.option("--dedup", default="minhash", show_default=True, help="none, exact or minhash."),
         click.option("--dedup-threshold", type=float, default=0.8, show_default=True, help="Jaccard similarity."),
         click.option("--dedup-index", metavar="DIR", help="Deduplicate against earlier runs, and remember this one."),
@@ -180,7 +180,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("mmdata: interrupted; the same command goes on where it stopped", err=True)
+        click.echo("mmdata: interrupted; started again, an unfinished conversion goes on where it stopped", err=True)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

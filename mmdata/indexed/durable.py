@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
@@ -77,13 +79,18 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def digest_file(path: str, size: int | None = None) -> FileDigest:
-    """Size and hash of the first `size` bytes of a file (all when None), in blocks; raises OSError."""
+def digest_file(path: str, size: int | None = None, *, stop: threading.Event | None = None) -> FileDigest:
+    """Size and hash of the first `size` bytes of a file (all when None), in blocks of 8 MiB.
+
+    Raises OSError, and CancelledError soon after `stop` is set.
+    """
     state = xxhash.xxh3_128()
     left = os.path.getsize(path) if size is None else size
     total = 0
     with open(path, "rb", buffering=0) as file:
         while left > 0:
+            if stop is not None and stop.is_set():
+                raise CancelledError
             block = file.read(min(left, 8 * BLOCK_BYTES))
             if not block:
                 break

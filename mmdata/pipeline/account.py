@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -97,9 +98,9 @@ def input_facts(inputs: Sequence[InputFile], hashes: Sequence[str | None]) -> li
     ]
 
 
-def hash_inputs(inputs: Sequence[InputFile]) -> list[str | None]:
-    """xxh3-128 of each file as it is on disk; None for standard input and pipes."""
-    return [digest_file(source.path).xxh3_128 if os.path.isfile(source.path) else None for source in inputs]
+def hash_inputs(inputs: Sequence[InputFile], stop: threading.Event | None = None) -> list[str | None]:
+    """xxh3-128 of each file as it is on disk; None for standard input and pipes. Raises CancelledError on `stop`."""
+    return [digest_file(source.path, stop=stop).xxh3_128 if os.path.isfile(source.path) else None for source in inputs]
 
 
 def absolute_place(where: Any) -> str | list[str]:

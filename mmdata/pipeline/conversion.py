@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from mmdata.chat.templates import load_template
 from mmdata.clean.recipe import Recipe
 from mmdata.encode import EncodeOptions
 from mmdata.errors import (
+    CheckpointError,
     InputChangedError,
     LedgerDamagedError,
     LedgerMismatchError,
@@ -96,7 +98,10 @@ class Conversion:
         self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
         self._records = record_options(options)
         self._recipe: Recipe | None = recipe_of(options)
-        check_places(self._inputs, prefix, options.json_keys, run.overwrite or self._unfinished())
+        check_places(
+            self._inputs, prefix, options.json_keys, overwrite=run.overwrite or self._unfinished(),
+            numbered=options.split is not None or options.max_tokens_per_shard is not None,
+        )  # fmt: skip
         self._notices: list[str] = []
         self._tokenizer = self._load_tokenizer(tokenizer)
         self._chat: ChatOptions | None = chat_options(options, self._records, self._tokenizer)
@@ -106,7 +111,7 @@ class Conversion:
         self._dedup = dedup_runner(options, Path(self._work_dir), run.memory, names, self._batch_name())
         self._facts = RunFacts(
             self._inputs, prefix, options, tokenizer, self._tokenizer, _version(), executor.workers, run.executor,
-            None if self._recipe is None else [[step.name, step.parameters] for step in self._recipe.steps],
+            None if self._recipe is None else _without_secrets(self._recipe),
             started=started, notices=self._notices,
         )  # fmt: skip
 
@@ -121,15 +126,17 @@ class Conversion:
     def _execute(self) -> RunReport:
         with self._open_ledger() as ledger, ThreadPoolExecutor(1) as background:
             self._opened = True
-            hashes = background.submit(hash_inputs, self._inputs)
+            stop = threading.Event()  # leaving waits for the hashes, which are of no use after a failure
+            hashes = background.submit(hash_inputs, self._inputs, stop)
             progress = self._run.progress or SilentProgress()
             tools = RunTools(self._executor, ledger, progress, self._run.commit_seconds)
-            consumed = Consumed.start(self._plan(), self._prefix, ledger.last())
+            consumed = self._start(ledger, stop)
             try:
                 if (ledger.last() or {}).get("phase") != "publish":
                     self._work(consumed, tools)
                 report = self._publish(consumed, progress, hashes)
             except BaseException as error:
+                stop.set()
                 consumed.suspend()
                 if isinstance(error, MMDataError) and not isinstance(error, (OutputError, RunError)):
                     self._forget()  # what failed is in the inputs or options: the next run has others
@@ -138,6 +145,21 @@ class Conversion:
                 progress.close()
             ledger.finish()
         return report
+
+    def _start(self, ledger: Ledger, stop: threading.Event) -> Consumed:
+        """What earlier runs wrote, or a fresh start where that is damaged and may be overwritten."""
+        try:
+            try:
+                return Consumed.start(self._plan(), self._prefix, ledger.last())
+            except (LedgerMismatchError, CheckpointError) as error:
+                if not self._run.overwrite:
+                    error.add_note("--overwrite starts from the beginning")
+                    raise
+            ledger.start_over()
+            return Consumed.start(self._plan(), self._prefix, None)
+        except BaseException:
+            stop.set()
+            raise
 
     def describe(self) -> dict[str, Any]:
         """Inputs, outputs, options and the deduplication's plan, nothing touched."""
@@ -200,7 +222,9 @@ class Conversion:
         return str(xxhash.xxh3_128(canonical_json(self._fingerprint())).hexdigest())
 
     def _open_ledger(self) -> Ledger:
-        fingerprint = self._fingerprint()
+        # The index decides what is dropped, but its place is no fact of the result: the ledger alone knows it.
+        index = self._options.dedup_index
+        fingerprint = self._fingerprint() | {"dedup_index": None if index is None else os.path.abspath(index)}
         # What came through a pipe cannot be skipped over: such a run starts from the beginning.
         start_over = any(source.path == "-" for source in self._inputs)
         try:
@@ -298,7 +322,8 @@ class Conversion:
     def _cut_in_order(self, whole: PublishedShard) -> list[PublishedShard]:
         """Train, valid and test of one JSON key as contiguous ranges of the whole shard."""
         parts = split_shard(whole.prefix, self._prefix, self._options.split, by="order", overwrite=True)
-        names = [name for name in SPLIT_NAMES for part in parts if f"_{name}_{whole.key}_" in part.prefix]
+        ends = {name: f"_{name}_{whole.key}_document" for name in SPLIT_NAMES}
+        names = [name for part in parts for name, end in ends.items() if part.prefix.endswith(end)]
         return [
             PublishedShard(part.prefix, whole.key, name, part.sequences, part.documents, part.tokens)
             for part, name in zip(parts, names, strict=True)
@@ -322,6 +347,15 @@ def _files_of(shards: list[PublishedShard], sidecars: bool, spans: bool) -> list
     if sidecars and spans:
         endings += ["_loss_spans.bin", "_loss_spans.idx"]
     return [shard.prefix + ending for shard in shards for ending in endings]
+
+
+def _without_secrets(recipe: Recipe) -> list[list[Any]]:
+    """The recipe's steps for the manifest; the key of hashed personal data would undo the hashing."""
+    shown = [
+        [step.name, {name: value for name, value in step.parameters.items() if (step.name, name) != ("pii", "key")}]
+        for step in recipe.steps
+    ]
+    return shown
 
 
 def _version() -> str:

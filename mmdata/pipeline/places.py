@@ -30,27 +30,43 @@ def input_names(inputs: Sequence[InputFile]) -> list[str]:
     return [path.replace(os.sep, "/") for path in relative]
 
 
-def outputs_of(prefix: str, keys: Sequence[str]) -> list[str]:
-    """Files an earlier run of this prefix left: shards of any split and roll, sidecars, manifests, reports."""
+def outputs_of(prefix: str, keys: Sequence[str], *, others: bool = False) -> list[str]:
+    """Files an earlier run of this prefix left: shards of any split and roll, sidecars, manifests, reports.
+
+    others: also what runs of longer prefixes left at names that a split or rolled run of this one would use, such as
+    the shard of `PREFIX_train` made without a split.
+    """
     key = "|".join(re.escape(key) for key in keys)
     name = re.escape(os.path.basename(prefix))
     pattern = re.compile(
-        rf"{name}(_(train|valid|test))?(_\d{{5,}})?_({key})_document(_origin|_loss_spans)?\.(bin|idx|json)"
+        rf"{name}(_(?:train|valid|test))?(_\d{{5,}})?_(?:{key})_document(?:_origin|_loss_spans)?\.(?:bin|idx|json)"
     )
     found = [
         path for path in glob.glob(glob.escape(prefix) + "_*_document*")
-        if pattern.fullmatch(os.path.basename(path))
+        if (match := pattern.fullmatch(os.path.basename(path)))
+        and (others or not _is_of_longer_prefix(prefix, match[1] or "", match[2] or ""))
     ]  # fmt: skip
     found += [prefix + ending for ending in REPORT_ENDINGS if os.path.exists(prefix + ending)]
     # Index files first: while they are gone there is no shard, so a reader never meets a half-replaced one.
     return sorted(found, key=lambda path: (not path.endswith(".idx"), path))
 
 
-def check_places(inputs: Sequence[InputFile], prefix: str, keys: Sequence[str], overwrite: bool) -> None:
-    """Raise UsageError, OutputExistsError or OutputError when the output would harm an input or an earlier output."""
+def _is_of_longer_prefix(prefix: str, split: str, roll: str) -> bool:
+    """Whether a run of a longer prefix, one with a report of its own, wrote `PREFIX{split}{roll}_KEY_document`."""
+    ends = {split, roll, split + roll} - {""}
+    return any(os.path.exists(f"{prefix}{end}_report.json") for end in ends)
+
+
+def check_places(
+    inputs: Sequence[InputFile], prefix: str, keys: Sequence[str], *, overwrite: bool, numbered: bool
+) -> None:
+    """Raise UsageError, OutputExistsError or OutputError when the output would harm an input or an earlier output.
+
+    numbered: shards get names with a split or a number in them. Makes nothing.
+    """
     if not os.path.basename(prefix):
         raise UsageError(f"--output-prefix {prefix!r} names a folder; add a file name, such as {prefix}corpus")
-    existing = outputs_of(prefix, keys)
+    existing = outputs_of(prefix, keys, others=numbered)
     if existing and not overwrite:
         raise OutputExistsError(f"{existing[0]}: exists already; choose another prefix, or overwrite it (--overwrite)")
     taken = {os.path.realpath(path) for path in existing}
@@ -59,11 +75,11 @@ def check_places(inputs: Sequence[InputFile], prefix: str, keys: Sequence[str], 
         real = os.path.realpath(source.path)
         if source.path != "-" and (real in taken or real.startswith(os.path.realpath(prefix + ".work") + os.sep)):
             raise UsageError(f"{source.path}: is an input and would be overwritten; choose another --output-prefix")
-    folder = os.path.dirname(prefix) or "."
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another --output-prefix") from error
+    folder = os.path.abspath(os.path.dirname(prefix) or ".")
+    while not os.path.lexists(folder):  # the run makes what is missing below the first folder there is
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        raise OutputError(f"{folder}: is no folder; choose another --output-prefix")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{folder}: is not writable; choose another --output-prefix or change its permissions")
 

@@ -91,6 +91,14 @@ class Ledger:
             self._append({"state": kept})
         self._last = kept
 
+    def start_over(self) -> None:
+        """Forget every commit of an earlier run; its other files in the folder are the caller's to remove."""
+        with self._naming_faults():
+            self._stream.seek(0)
+            self._stream.truncate()
+            self._append({"ledger": VERSION, "fingerprint": self._fingerprint})
+        self._last = None
+
     def close(self) -> None:
         """Unlock; the ledger stays for a later run. A second call does nothing."""
         if not self._stream.closed:

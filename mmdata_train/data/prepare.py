@@ -84,7 +84,7 @@ def _convert(
     inputs: Sequence[str], folder: Path, tokenizer: str | Path, fingerprint: str, options: dict[str, Any]
 ) -> str:
     """The folder that holds the shards of these inputs, made now unless it is there."""
-    facts = {
+    facts: dict[str, Any] = {
         "kind": "converted",
         "mmdata": mmdata.__version__,
         "inputs": [_facts_of(path) for path in inputs],
@@ -105,7 +105,8 @@ def _convert(
             # Complete but for the mark: a process died in between.
             with contextlib.suppress(OutputExistsError):
                 mmdata.convert(list(inputs), place / "data", tokenizer, **options)
-            done.write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
+            told = {name: value for name, value in facts["options"].items() if name != "pii_key"}  # a secret
+            done.write_text(json.dumps({**facts, "options": told}, sort_keys=True), encoding="utf-8")
     return str(place)
 
 

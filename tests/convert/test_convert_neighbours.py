@@ -1,0 +1,144 @@
+"""What a run leaves alone, keeps to itself, and can be told when it is run again."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_convert import PLAIN, digests
+
+import mmdata
+from mmdata.convert import plan
+from mmdata.errors import CheckpointError, LedgerMismatchError, OutputExistsError, UsageError
+from mmdata.run.ledger import Ledger
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def run_until(commits: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> None:
+    """A conversion that ends like a killed one after so many commits."""
+    commit, left = Ledger.commit, commits
+
+    def dying_commit(self: Ledger, state: Any) -> None:
+        nonlocal left
+        commit(self, state)
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Ledger, "commit", dying_commit)
+        mmdata.convert(*arguments, **options, commit_seconds=0.0)
+
+
+@pytest.mark.parametrize("end", ["train", "valid_00001", "00000"])
+def test_overwriting_leaves_the_shard_of_a_longer_prefix(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, end: str
+) -> None:
+    mmdata.convert(corpus, tmp_path / "o" / f"law_{end}", tokenizer_folder, **PLAIN)
+    before = digests(tmp_path / "o" / f"law_{end}")
+    mmdata.convert(corpus, tmp_path / "o" / "law", tokenizer_folder, **PLAIN)
+    mmdata.convert(corpus, tmp_path / "o" / "law", tokenizer_folder, **PLAIN, overwrite=True)
+    assert digests(tmp_path / "o" / f"law_{end}") == before != {}
+
+
+def test_a_split_over_the_shard_of_a_longer_prefix_needs_overwrite(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    mmdata.convert(corpus, tmp_path / "o" / "law_train", tokenizer_folder, **PLAIN)
+    with pytest.raises(OutputExistsError, match=r"law_train_text_document\.idx"):
+        mmdata.convert(corpus, tmp_path / "o" / "law", tokenizer_folder, **PLAIN, split="9,1")
+
+
+def test_the_key_of_hashed_personal_data_is_in_no_file(tokenizer_folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "write to bob@example.com"}\n', encoding="utf-8")
+    options = {**PLAIN, "pii": "hash", "pii_key": "a-very-secret-key"}
+    mmdata.convert(source, tmp_path / "o" / "out", tokenizer_folder, **options)
+    written = [path for path in (tmp_path / "o").iterdir() if path.is_file()]
+    assert len(written) > 5
+    assert not [path.name for path in written if b"a-very-secret-key" in path.read_bytes()]
+
+
+def test_a_split_by_order_names_its_parts_under_a_prefix_that_sounds_like_one(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    report = mmdata.convert(
+        corpus, tmp_path / "law_train_text_v2", tokenizer_folder, **PLAIN, split="8,1,1", split_by="order"
+    )
+    assert [shard["split"] for shard in report.data["outputs"]] == ["train", "valid", "test"]
+
+
+@pytest.mark.parametrize("lost", ["*_rejects.jsonl.partial", "*.bin.partial"])
+def test_overwrite_starts_anew_where_the_unfinished_run_is_damaged(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    arguments, options = (corpus, tmp_path / "o" / "out", tokenizer_folder), {**PLAIN, "block_records": 7}
+    run_until(2, monkeypatch, *arguments, **options)
+    for path in (tmp_path / "o" / "out.work").glob(lost):
+        path.unlink()
+    with pytest.raises((LedgerMismatchError, CheckpointError)) as caught:
+        mmdata.convert(*arguments, **options)
+    assert "--overwrite starts from the beginning" in caught.value.__notes__
+    mmdata.convert(*arguments, **options, overwrite=True)
+    mmdata.convert(corpus, tmp_path / "whole" / "out", tokenizer_folder, **options)
+    assert digests(tmp_path / "o" / "out") == digests(tmp_path / "whole" / "out") != {}
+
+
+def test_an_unfinished_run_cannot_be_given_another_index(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, options = (corpus, tmp_path / "o" / "out", tokenizer_folder), {**PLAIN, "dedup": "exact"}
+    run_until(3, monkeypatch, *arguments, **options)
+    with pytest.raises(LedgerMismatchError, match="dedup_index was null, now is"):
+        mmdata.convert(*arguments, **options, dedup_index=str(tmp_path / "index"))
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_the_manifest_does_not_depend_on_blocks_for_arrays_and_tables(
+    tokenizer_folder: Path, tmp_path: Path, kind: str
+) -> None:
+    texts = [f"{number} 第一条 words" for number in range(60)]
+    source = tmp_path / f"a.{kind}"
+    if kind == "json":
+        source.write_text(json.dumps([{"text": text} for text in texts]), encoding="utf-8")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"text": texts}), source)
+    mmdata.convert(source, tmp_path / "x" / "out", tokenizer_folder, **PLAIN)
+    mmdata.convert(source, tmp_path / "y" / "out", tokenizer_folder, **PLAIN, block_records=7)
+    assert digests(tmp_path / "x" / "out") == digests(tmp_path / "y" / "out") != {}
+    name = "out_text_document.json"
+    assert (tmp_path / "x" / name).read_bytes() == (tmp_path / "y" / name).read_bytes()
+
+
+def test_drops_of_standard_input_have_their_text_and_those_of_files_none(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(json.dumps({"text": f"text {number % 3}"}) + "\n" for number in range(6))
+    source = tmp_path / "a.jsonl"
+    source.write_text(lines, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    mmdata.convert([source, "-"], tmp_path / "out", tokenizer_folder, **{**PLAIN, "dedup": "exact"})
+    with gzip.open(tmp_path / "out_dropped.jsonl.gz", "rt", encoding="utf-8") as file:
+        drops = [json.loads(line) for line in file]
+    assert [(drop["line"], drop.get("text")) for drop in drops if drop["path"] != "-"] == [(n, None) for n in (4, 5, 6)]
+    at_input = [(drop["line"], drop["text"]) for drop in drops if drop["path"] == "-"]
+    assert at_input == [(number + 1, f"text {number % 3}") for number in range(6)]
+
+
+def test_a_plan_makes_no_folder(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    plan(corpus, tmp_path / "new" / "sub" / "out", tokenizer_folder, **PLAIN)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_json_key_that_is_no_file_name_is_refused(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'a/b': a key becomes part of a file name"):
+        mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **PLAIN, json_keys=("a/b",))
