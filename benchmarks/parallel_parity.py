@@ -6,13 +6,13 @@
 
 Every combination of {tp 1,2,4} x {pp 1,2,4} x {dp 1,2} x {zero 0..3} x {schedules} x {none, selective, full} up to
 the given number of ranks: 3 AdamW steps with clipping and ignored tokens, loss and gradient norm against one process
-of the same precision: within 1e-5 in fp32, 2e-2 in bf16. Cells that run the same code (a ZeRO stage with one data rank)
+of the same precision: within 1e-5 in fp32, 1e-2 in bf16. Cells that run the same code (a ZeRO stage with one data rank)
 are run once. A cell that is in the output file already is not run again, so an interrupted run goes on.
 
 --device cuda gives each rank a GPU and runs on NCCL; the default is gloo on the CPU, about an hour on two cores.
---compiled adds the offered cells with compiled layers, and the probes: refused cells that were found wrong somewhere,
-run to see whether they still are. A probe's outcome is shown and never fails the run. --budget ends the run after so
-many seconds, between two cells.
+--compiled adds, in the first precision named, the probes: refused cells that were found wrong somewhere, run to see
+whether they still are; and the offered cells with compiled layers. A probe's outcome is shown and never fails the run.
+--budget ends the run after so many seconds, between two cells.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ def chosen_cells(options: argparse.Namespace) -> list[tuple[Cell, bool]]:
     """(cell, whether it is a probe) to run, in order: cheap layouts first, compiled ones last."""
     plain = sorted(all_cells(options.max_ranks), key=lambda cell: (cell.world_size, cell.tensor, cell.pipeline))
     cells = [(cell, False) for cell in plain if representative(cell) == cell and cell.refusal() is None]
-    if options.compiled:
-        extra = compiled_cells(options.max_ranks) + probes(options.max_ranks)
-        cells += [(cell, cell.refusal() is not None) for cell in extra]
     made = [(dataclasses.replace(cell, precision=name), probe) for name in options.precision for cell, probe in cells]
-    made.sort(key=lambda pair: pair[0].compile or pair[1])
+    if options.compiled:
+        extra = probes(options.max_ranks) + compiled_cells(options.max_ranks)
+        first = [dataclasses.replace(cell, precision=options.precision[0]) for cell in extra]
+        made += [(cell, cell.refusal() is not None) for cell in first]
     return [(cell, probe) for cell, probe in made if cell.world_size >= options.min_ranks]
 
 

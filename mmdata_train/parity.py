@@ -34,9 +34,10 @@ STEPS = 3
 SEQ_LENGTH = 16
 TOLERANCE = 1e-5
 """Largest relative difference of a loss or gradient norm in fp32: the order of sums differs, nothing else."""
-BF16_TOLERANCE = 2e-2
+BF16_TOLERANCE = 1e-2
 """The same in bf16, against one process in bf16. Products are rounded to 8 bits, a unit is 2^-8 = 4e-3 relative, and
-layouts round partial sums at other places; a lost or doubled share of a gradient shows as 0.1 and more.
+layouts round partial sums at other places (on gloo up to 1.4e-3 was seen); a lost or doubled share of a gradient shows
+as 0.1 and more.
 """
 SMALL = ModelConfig(
     vocab_size=61,
