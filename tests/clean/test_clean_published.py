@@ -49,8 +49,14 @@ def texts(shared: Path) -> list[tuple[str, str]]:
     return found
 
 
-# Documents near a limit where one token differs (see docs/cleaning.md).
-KNOWN_DIFFERENCES: dict[str, int] = {"gopher_quality": 1, "gopher_repetition": 1, "c4_quality": 0, "fineweb_quality": 0}
+# All differences on the 775 documents: rare tokens are cut otherwise than by spaCy, and the value lies beside the limit
+# (alpha_words 0.7988 and 0.8; duplicate_10_grams 0.1024 here on the first, above 0.1 there on the second; limit 0.1).
+KNOWN_DIFFERENCES = {
+    "gopher_quality": {"pydoc/tutorial/classes#2"},
+    "gopher_repetition": {"pydoc/howto/logging-cookbook#1", "pydoc/howto/ipaddress#1"},
+    "c4_quality": set(),
+    "fineweb_quality": set(),
+}
 
 
 @pytest.mark.peer
@@ -60,14 +66,16 @@ def test_decisions_equal_datatroves_on_every_english_document(step: str, shared:
     data = pytest.importorskip("datatrove.data")
     peer = {"gopher_quality": filters.GopherQualityFilter, "gopher_repetition": filters.GopherRepetitionFilter,
             "fineweb_quality": filters.FineWebQualityFilter, "c4_quality": filters.C4QualityFilter}[step]()  # fmt: skip
-    different = []
-    for name, text in texts(shared)[::3]:
+    different = set()
+    documents = texts(shared)
+    known = [document for document in documents if document[0] in KNOWN_DIFFERENCES[step]]
+    for name, text in documents[::3] + known:
         verdict = peer.filter(data.Document(text=text, id=name))
         theirs = None if verdict is True else renamed(verdict[1])
         finding = OURS[step](text, parameters(step))
         if theirs != (finding[0] if finding else None):
-            different.append((name, theirs, finding))
-    assert len(different) <= KNOWN_DIFFERENCES[step], different
+            different.add(name)
+    assert different == KNOWN_DIFFERENCES[step]
 
 
 @pytest.mark.parametrize(
