@@ -86,7 +86,7 @@ def test_both_readmes_show_the_same_commands_code_and_sections() -> None:
 def test_every_link_and_named_file_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#\s]+)\)", text):
-        if "://" not in target:
+        if "://" not in target and not target.startswith("mailto:"):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
     for name in re.findall(r"`((?:mmdata|mmdata_train|tools|docs|benchmarks|examples)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), f"{page.name}: {name}"

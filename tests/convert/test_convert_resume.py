@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {**PLAIN, "split": "8,1,1", "max_tokens_per_shard": 40
 DEADLINE_S = 120
 
 SLOW_RUN = """
-import sys, time
+import signal, sys, time
 import mmdata
 from mmdata.run.progress import SilentProgress
 
@@ -29,6 +29,7 @@ class Slow(SilentProgress):
         time.sleep(0.05)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     mmdata.convert(sys.argv[1], sys.argv[2], sys.argv[3], commit_seconds=0.0, workers=int(sys.argv[4]),
                    progress=Slow(), recipe="none", dedup="none", format="text", split="8,1,1",
                    max_tokens_per_shard=4000, block_records=7)

@@ -21,10 +21,11 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 HERE = Path(__file__).parent
 
 SCRIPT = """
-import functools, sys
+import functools, signal, sys
 import run_tasks
 from mmdata.run import LocalExecutor
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     build = functools.partial(run_tasks.sleeping, sys.argv[1])
     list(LocalExecutor(3).map(build, range(9), describe=run_tasks.name))
 """
