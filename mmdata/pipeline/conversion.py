@@ -15,14 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from mmdata.chat.render import ChatOptions, thinking_note
 from mmdata.chat.templates import load_template
-from mmdata.clean.recipe import Recipe
 from mmdata.encode import EncodeOptions
 from mmdata.errors import (
     CheckpointError,
@@ -54,6 +53,9 @@ from mmdata.run.executor import make_executor
 from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress, SilentProgress
 from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from mmdata.clean.recipe import Recipe
 
 SAMPLE_BYTES = 1 << 18  # of the first input, for the tokenizer's self-check
 _WRITTEN = ("_report.json", "_report.html", "_rejects.jsonl", "_dropped.jsonl.gz")

@@ -8,7 +8,7 @@ documents came from is not kept.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,10 @@ from mmdata.errors import UsageError
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.shardset import ShardSet
 from mmdata.pipeline.outputs import PublishedShard
-from mmdata.samples.pack import PackedBins, pack
 from mmdata.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mmdata.samples.pack import PackedBins
 
 ROWS_AT_ONCE = 256
 
@@ -49,6 +51,8 @@ def write_pai(whole: PublishedShard, prefix: str, plan: PaiPlan) -> PublishedSha
 
     Raises PackingError for a sequence above `seq_length`, OutputError and its kin.
     """
+    from mmdata.samples.pack import pack  # brings numba in: only for those who pack
+
     dataset = IndexedDataset(whole.prefix)
     manifest = dataset.manifest
     assert manifest is not None, "a conversion writes manifests"
@@ -65,6 +69,8 @@ def write_pai(whole: PublishedShard, prefix: str, plan: PaiPlan) -> PublishedSha
 
 def _rows(dataset: IndexedDataset, bins: PackedBins, first: int, plan: PaiPlan) -> npt.NDArray[np.int32]:
     """Rows of up to ROWS_AT_ONCE bins from `first` on."""
+    from mmdata.samples.pack import PackedBins
+
     last = min(first + ROWS_AT_ONCE, len(bins))
     order = bins.order[bins.starts[first] : bins.starts[last]]
     tokens = [np.asarray(dataset[number], np.int32) for number in order.tolist()]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmdata.chat.render import ChatOptions
-from mmdata.clean.recipe import Recipe, load_recipe
 from mmdata.document import Document, Part
 from mmdata.errors import UsageError
 from mmdata.pipeline.dedup_run import DedupRunner
@@ -14,6 +14,9 @@ from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.work import Stages
 from mmdata.records import RecordOptions
 from mmdata.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mmdata.clean.recipe import Recipe
 
 
 def record_options(options: ConvertOptions) -> RecordOptions:
@@ -36,6 +39,7 @@ def recipe_of(options: ConvertOptions) -> Recipe | None:
     if options.recipe == "none" and options.pii in (None, "off"):
         return None
     from mmdata.clean.pipeline import with_pii
+    from mmdata.clean.recipe import load_recipe
 
     recipe = load_recipe(options.recipe)
     if options.pii is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,15 @@ import numpy.typing as npt
 from mmdata.chat.formats import chat_parser
 from mmdata.chat.render import ChatOptions, ChatRenderer
 from mmdata.chat.turns import TurnPolicy
-from mmdata.clean.recipe import Recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.encode import EncodeOptions, KeyTokens, encode_documents
 from mmdata.jsonl import Block, Position
 from mmdata.records import ParsedBlock, RecordOptions, RecordParser, parse_block
 from mmdata.report.tally import Tally
 from mmdata.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mmdata.clean.recipe import Recipe
 
 Int64 = npt.NDArray[np.int64]
 
