@@ -32,6 +32,7 @@ from mmdata.pipeline.driver import CommitClock, Consumed, DiskBytes, RunTools, S
 from mmdata.pipeline.work import (
     BlockResult,
     DocumentEncoder,
+    Preparation,
     Preparer,
     Stages,
     Timer,
@@ -89,9 +90,9 @@ class FrameTask:
     dropped: list[tuple[int, str | None, float]]
 
 
-def build_signer(stages: Stages, params: DedupParams) -> Callable[[Block], SignResult]:
+def build_signer(plan: Preparation, params: DedupParams) -> Callable[[Block], SignResult]:
     """The function that cleans and signs blocks; called once in each worker."""
-    prepare, signer, policy = Preparer(stages), Signer(params), KeeperPolicy()
+    prepare, signer, policy = Preparer(plan), Signer(params), KeeperPolicy()
 
     def work(block: Block) -> SignResult:
         tally = Tally()
@@ -175,7 +176,8 @@ def _sign(
     tools.progress.stage("cleaning and signing")
     disk, clock = DiskBytes(source.inputs), CommitClock(tools)
     blocks = read_blocks(source.inputs, source.read, consumed.position)
-    results = tools.executor.map(partial(build_signer, stages, setup.params), blocks, describe=describe_block)
+    build = partial(build_signer, stages.preparation, setup.params)
+    results = tools.executor.map(build, blocks, describe=describe_block)
     with contextlib.closing(closable(results)) as ordered:
         for result in ordered:
             barrier.take(result.signed)

@@ -59,6 +59,19 @@ class BlockResult:
 
 
 @dataclass(slots=True, frozen=True)
+class Preparation:
+    """What parsing and cleaning need: no tokenizer, so that workers which only prepare do not load one.
+
+    chats: records of `records.format` may be conversations; else every record is plain text.
+    """
+
+    records: RecordOptions
+    recipe: Recipe | None
+    chats: bool
+    turn_order: TurnPolicy
+
+
+@dataclass(slots=True, frozen=True)
 class Stages:
     """Everything a worker needs, small to pickle: the tokenizer travels as its path and fingerprint.
 
@@ -73,10 +86,15 @@ class Stages:
     chat: ChatOptions | None = None
     turn_order: TurnPolicy = "reject"
 
+    @property
+    def preparation(self) -> Preparation:
+        """The part of it that comes before tokens."""
+        return Preparation(self.records, self.recipe, self.chat is not None, self.turn_order)
+
 
 def build_encoder(stages: Stages) -> Callable[[Block], BlockResult]:
     """The function that turns blocks into tokens; called once in each worker."""
-    prepare, encode = Preparer(stages), DocumentEncoder(stages)
+    prepare, encode = Preparer(stages.preparation), DocumentEncoder(stages)
 
     def work(block: Block) -> BlockResult:
         tally = Tally()
@@ -96,18 +114,18 @@ def describe_block(block: Block) -> str:
 class Preparer:
     """Parses and cleans blocks; counts into the tally it is given."""
 
-    def __init__(self, stages: Stages) -> None:
-        self._options = stages.records
+    def __init__(self, plan: Preparation) -> None:
+        self._options = plan.records
         self._parse: RecordParser | None = None
-        if stages.chat is not None:
-            key = stages.records.keys[0]
-            mapping = stages.records.mapping if key == "text" else (*stages.records.mapping, (key, "text"))
-            self._parse = chat_parser(stages.records.format, mapping, stages.turn_order)
+        if plan.chats:
+            key = plan.records.keys[0]
+            mapping = plan.records.mapping if key == "text" else (*plan.records.mapping, (key, "text"))
+            self._parse = chat_parser(plan.records.format, mapping, plan.turn_order)
         self._cleaner = None
-        if stages.recipe is not None and stages.recipe.steps:
+        if plan.recipe is not None and plan.recipe.steps:
             from mmdata.clean.pipeline import Cleaner
 
-            self._cleaner = Cleaner(stages.recipe)
+            self._cleaner = Cleaner(plan.recipe)
 
     def __call__(self, block: Block, tally: Tally) -> tuple[ParsedBlock, list[Document], list[Drop]]:
         """The block as parsed, the documents left, and the drops so far, all in input order."""
