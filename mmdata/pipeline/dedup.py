@@ -28,7 +28,7 @@ from mmdata.dedup.spool import SpoolReader
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import DedupStateError
 from mmdata.jsonl import Block, Position, read_blocks
-from mmdata.pipeline.driver import CommitClock, Consumed, DiskBytes, RunTools, Source, closable
+from mmdata.pipeline.driver import CommitClock, Consumed, DiskBytes, RunTools, Source
 from mmdata.pipeline.work import (
     BlockResult,
     DocumentEncoder,
@@ -178,7 +178,7 @@ def _sign(
     blocks = read_blocks(source.inputs, source.read, consumed.position)
     build = partial(build_signer, stages.preparation, setup.params)
     results = tools.executor.map(build, blocks, describe=describe_block)
-    with contextlib.closing(closable(results)) as ordered:
+    with contextlib.closing(results) as ordered:
         for result in ordered:
             barrier.take(result.signed)
             consumed.logs.add(result.rejects, result.drops)
@@ -212,7 +212,7 @@ def encode_kept(stages: Stages, setup: DedupSetup, consumed: Consumed, tools: Ru
     clock = CommitClock(tools)
     tasks = _tasks(setup, consumed.frame)
     results = tools.executor.map(partial(FrameEncoder, stages, setup), tasks, describe=_describe_frame)
-    with contextlib.closing(closable(results)) as ordered:
+    with contextlib.closing(results) as ordered:
         for result in ordered:
             end = consumed.position
             consumed.take(result)

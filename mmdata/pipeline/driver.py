@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from mmdata.document import Reject
 from mmdata.errors import InputError, InputRejectedError, TooManyRejectsError
@@ -25,8 +25,6 @@ from mmdata.report.tally import Tally
 from mmdata.run.executor import Executor
 from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress
-
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,7 +131,7 @@ def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: Run
     disk, clock = DiskBytes(source.inputs), CommitClock(tools)
     blocks = read_blocks(source.inputs, source.read, consumed.position)
     results = tools.executor.map(partial(build_encoder, stages), blocks, describe=describe_block)
-    with contextlib.closing(closable(results)) as ordered:
+    with contextlib.closing(results) as ordered:
         for result in ordered:
             consumed.take(result)
             source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
@@ -170,11 +168,6 @@ class DiskBytes:
         """Bytes up to `end`, of whose file `consumed` bytes were taken."""
         finished = end.input_number >= len(self._before) - 1 or (end.offset == 0 and end.line == 1)
         return self._before[end.input_number] + (0 if finished else consumed)
-
-
-def closable(results: Iterable[Result]) -> Generator[Result, None, None]:
-    """The results as a generator, whose close() ends the workers."""
-    yield from results
 
 
 def describe_reject(reject: Reject, inputs: list[InputFile]) -> str:
