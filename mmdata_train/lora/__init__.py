@@ -1,0 +1,1 @@
+"""Low-rank adapters: which linear layers get one, how it is split over ranks, and PEFT's folders in and out."""

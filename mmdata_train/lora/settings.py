@@ -1,0 +1,120 @@
+"""What an adapter is: rank, scale, dropout, variants, and the linear layers it stands beside. No torch here.
+
+Targets are named as this engine names its modules (`q_proj`, `attention.q_proj`, `layers.3.mlp.up_proj`) or as the
+model's Hugging Face folder does (`c_attn`, `self_attn.q_proj`, `lm_head`); a name means every module that ends with it.
+Names with `*`, `?` or `[` are patterns over whole paths. `all-linear` is every linear layer but the head, as in PEFT.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from mmdata_train.errors import ConfigError
+from mmdata_train.hf_names import sources
+from mmdata_train.model.config import ModelConfig
+
+ALL_LINEAR = "all-linear"
+HEAD = "head"
+MATRICES = ("lora_A", "lora_B")
+MAGNITUDE = "lora_magnitude"
+ADAPTER_NAMES = (*MATRICES, MAGNITUDE)
+USUAL_RANKS = range(8, 65)
+"""Ranks that published recipes use; others are legal and get a notice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Adapters of one run. The update of a weight is scale x B @ A with A [rank, in] and B [out, rank].
+
+    alpha: null is 2 x rank. rslora: scale alpha / sqrt(rank) (arXiv 2312.03732) instead of alpha / rank (2106.09685).
+    dora: rows keep a learned length and the update turns them only (2402.09353). plus_ratio: learning rate of B over
+    that of A (LoRA+, 2402.12354; 1: the same).
+    """
+
+    rank: int = 16
+    alpha: float | None = None
+    dropout: float = 0.0
+    targets: tuple[str, ...] | str = ALL_LINEAR
+    rslora: bool = False
+    dora: bool = False
+    plus_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"lora_rank is {self.rank}; it must be at least 1 (or leave it out for full fine-tuning)")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"lora_dropout is {self.dropout}; it is a probability in [0, 1)")
+        if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise ConfigError(f"lora_alpha is {self.alpha}; it must be above 0 (usual: 2 x lora_rank)")
+        if not (self.plus_ratio > 0 and math.isfinite(self.plus_ratio)):
+            raise ConfigError(f"lora_plus_ratio is {self.plus_ratio}; it must be above 0 (usual: 4 to 16, 1 for off)")
+        if not self.targets:
+            raise ConfigError(f"lora_targets is empty; name linear layers, or use {ALL_LINEAR!r}")
+
+    @property
+    def scale(self) -> float:
+        """What B @ A is multiplied by."""
+        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
+        return alpha / math.sqrt(self.rank) if self.rslora else alpha / self.rank
+
+    def notices(self) -> Iterator[str]:
+        """What is legal but seldom meant."""
+        if self.rank not in USUAL_RANKS:
+            yield (
+                f"lora_rank {self.rank} is outside {USUAL_RANKS.start} to {USUAL_RANKS.stop - 1}, where published"
+                " recipes lie; memory and adapter size grow with it, the quality of most tasks does not"
+            )
+
+
+def is_adapter_weight(name: str) -> bool:
+    """Whether a parameter's name is that of an adapter's own weight."""
+    return name.rpartition(".")[2] in ADAPTER_NAMES
+
+
+def linear_modules(model: ModelConfig) -> dict[str, str]:
+    """Every linear layer of the model by our name -> its path in the model's Hugging Face folder, the head last."""
+    table, found = sources(model), {}
+    kinds = ["attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj"]
+    kinds += ["mlp.gate_proj"] if model.gated else []
+    kinds += ["mlp.up_proj", "mlp.down_proj"]
+    for layer in range(model.num_layers):
+        for kind in kinds:
+            name = f"layers.{layer}.{kind}"
+            found[name] = table[f"{name}.weight"].key.removesuffix(".weight")
+    # A tied head has no tensor of its own in the folder; the module is called so all the same.
+    found[HEAD] = "lm_head"
+    return found
+
+
+def _matches(target: str, *paths: str) -> bool:
+    if any(sign in target for sign in "*?["):
+        return any(fnmatchcase(path, target) for path in paths)
+    return any(path == target or path.endswith(f".{target}") for path in paths)
+
+
+def resolve_targets(lora: LoraConfig, model: ModelConfig) -> tuple[str, ...]:
+    """Our names of the modules that get an adapter, in the model's order.
+
+    Raises ConfigError for a target that is no linear layer, with the names that exist.
+    """
+    modules = linear_modules(model)
+    wanted = (lora.targets,) if isinstance(lora.targets, str) else lora.targets
+    chosen: set[str] = set()
+    for target in wanted:
+        if target == ALL_LINEAR:
+            chosen.update(name for name in modules if name != HEAD)
+            continue
+        hits = [name for name, path in modules.items() if _matches(target, name, path)]
+        if not hits:
+            raise ConfigError(f"lora_targets: no linear layer is called {target!r}; {_known(modules)}")
+        chosen.update(hits)
+    return tuple(name for name in modules if name in chosen)
+
+
+def _known(modules: Mapping[str, str]) -> str:
+    ours = dict.fromkeys(name.rpartition(".")[2] for name in modules)
+    theirs = dict.fromkeys(path.rpartition(".")[2] for path in modules.values())
+    return f"known: {', '.join({**ours, **theirs})}, {ALL_LINEAR}, or a pattern such as layers.0.* over whole paths"
