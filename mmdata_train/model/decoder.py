@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from mmdata_train.attention import block_causal_mask
 from mmdata_train.loss import TokenLoss
+from mmdata_train.model.cache import KVCache
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.layers import DecoderLayer, build_norm
 from mmdata_train.model.rotary import rotary_tables
@@ -91,24 +92,38 @@ class Decoder(nn.Module):
             yield layer
 
     def forward(
-        self, x: Tensor, positions: Tensor, documents: Tensor | None = None, labels: Tensor | None = None
+        self,
+        x: Tensor,
+        positions: Tensor,
+        documents: Tensor | None = None,
+        labels: Tensor | None = None,
+        cache: KVCache | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Tokens (or the former stage's activations) to loss, logits, or the next stage's activations.
 
         x: [batch, length] token ids where the embedding is here, else activations. positions: [batch, length],
         restarting at 0 where a document restarts. documents: [batch, length] or None; equal values see each other.
-        labels: [batch, length], the target of each position (IGNORED: none). Returns activations without a head,
+        labels: [batch, length], the target of each position (IGNORED: none). cache: what came before, extended by
+        this call; its rows take the place of documents, and a position of EMPTY marks padding. wanted: int64 [batch,
+        n], the positions of this call whose logits are asked for (all if None). Returns activations without a head,
         logits without labels, else (loss [1], nll [batch]).
         """
         config = self.config
+        if cache is not None:
+            mask: Tensor | None = cache.extend(positions, config.sliding_window)
+            positions = positions.clamp(min=0)
+        else:
+            mask = block_causal_mask(positions.shape[1], documents, config.sliding_window, positions.device)
         if self.embed is not None:
             x = self.embed(x, positions)
         rotary = rotary_tables(config, positions) if config.positions == "rope" else None
-        mask = block_causal_mask(positions.shape[1], documents, config.sliding_window, x.device)
-        for layer in self.decoder_layers():
-            x = layer(x, rotary, mask)
+        for name, layer in self.layers.items():
+            x = layer(x, rotary, mask) if cache is None else layer(x, rotary, mask, cache.layer(name))
         if self.head is None:
             return x
+        if wanted is not None:
+            x = x.gather(1, wanted[:, :, None].expand(-1, -1, x.shape[2]))
         output: Tensor | tuple[Tensor, Tensor] = self.head(x, labels)
         return output
 

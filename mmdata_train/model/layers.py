@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmdata_train.attention import attend
+from mmdata_train.model.cache import LayerCache
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.rotary import Rotary, rotate
 
@@ -40,7 +41,9 @@ class Attention(nn.Module):
         self.q_norm = build_norm(config, size) if config.qk_norm else None
         self.k_norm = build_norm(config, size) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rotary: Rotary | None, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None
+    ) -> Tensor:
         query = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
         key = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
         value = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -49,6 +52,8 @@ class Attention(nn.Module):
         query, key = query.transpose(1, 2), key.transpose(1, 2)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
+        if cache is not None:
+            key, value = cache.append(key, value)
         dropout = self.dropout if self.training else 0.0
         mixed = attend(query, key, value, mask, dropout)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -100,8 +105,11 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config)
         self.dropout = config.dropout
 
-    def forward(self, x: Tensor, rotary: Rotary | None, mask: Tensor | None) -> Tensor:
-        x = x + self._drop(self.attention(self.attention_norm(x), rotary, mask))
+    def forward(
+        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None
+    ) -> Tensor:
+        # By name: tensor plans describe the layout of each positional argument.
+        x = x + self._drop(self.attention(self.attention_norm(x), rotary, mask, cache=cache))
         return x + self._drop(self.mlp(self.mlp_norm(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
