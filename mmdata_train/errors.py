@@ -8,11 +8,15 @@ MMDataError
     ├── SamplerError          an order of samples that cannot be given
     │   ├── SamplesExhausted  the run asks for more samples than its index holds
     │   └── SamplerStateError a saved position that belongs to another order of samples
+    ├── ParityError           a layout that does not train like one process under the installed torch
     ├── ModelError            a model that cannot be built, read or loaded
     ├── CheckpointError       a checkpoint that cannot be written, found or trusted
     ├── RankError             a rank that failed, died or did not answer in time
     ├── MemoryExhaustedError  a device or the host is out of memory; lists what used it and the remedies in order
     ├── StepError             training that cannot go on: too many non-finite steps, a batch of the wrong shape
+    ├── GenerationError       a prompt or a setting a model cannot generate from
+    ├── EvaluationError       an evaluation file, a set of ratings or a score that cannot be used
+    │   └── ContaminationError evaluation items that stand in the training data; lists them with their share
     └── DataError             shards that do not fit the model, the tokenizer or the checkpoint
         └── BatchMismatch     ranks that must hold the same batch hold different ones
 
@@ -62,6 +66,10 @@ class SamplerStateError(SamplerError):
     """A saved position belongs to another order of samples; the message shows both fingerprints."""
 
 
+class ParityError(TrainError):
+    """A layout does not give the loss and gradient norm of one process; the message shows both."""
+
+
 class ModelError(TrainError):
     """A model that cannot be built, read or loaded: sizes that disagree, a folder of an unknown architecture."""
 
@@ -84,6 +92,18 @@ class MemoryExhaustedError(TrainError):
 
 class StepError(TrainError):
     """Training cannot go on: too many non-finite steps in a row, or a batch of the wrong shape."""
+
+
+class GenerationError(TrainError):
+    """A prompt or a setting a model cannot generate from: too long for it, no template, an adapter that is missing."""
+
+
+class EvaluationError(TrainError):
+    """An evaluation file, a set of ratings or a score that cannot be used; the message names file and line."""
+
+
+class ContaminationError(EvaluationError):
+    """Evaluation items stand in the training data; the message lists them with the share that was found."""
 
 
 class DataError(TrainError):
