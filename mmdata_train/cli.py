@@ -14,6 +14,7 @@ from mmdata_train.config import load_config
 from mmdata_train.console import start_logging
 from mmdata_train.data.cli import data_command
 from mmdata_train.errors import exit_code_of
+from mmdata_train.generation.cli import generate_command
 
 
 class _Group(click.Group):
@@ -88,3 +89,4 @@ def check(config: str, overrides: tuple[str, ...], world_size: int | None) -> No
 
 
 main.add_command(data_command)
+main.add_command(generate_command)

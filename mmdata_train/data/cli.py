@@ -8,7 +8,6 @@ from dataclasses import asdict
 import click
 
 from mmdata_train.config import load_config
-from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines, trace_lines, trace_step
 
 
 @click.command("data")
@@ -37,6 +36,8 @@ def data_command(
       mmdata-train data finetune.yaml --steps 3 --decode
       mmdata-train data finetune.yaml --trace 1200
     """
+    from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines, trace_lines, trace_step
+
     settings = load_config(config, overrides)
     run = open_run(settings, world_size, as_run=trace is not None)
     if trace is not None and as_json:

@@ -1,0 +1,1 @@
+"""Text from a model: opening it, prompts, the loop with its cache, sampling, stopping."""

@@ -1,0 +1,71 @@
+"""Prompts as token ids: plain text with the tokenizer's own beginning, or a conversation in its chat template.
+
+A conversation is rendered by the very code that rendered the training data, with a stand-in for the answer, and cut
+where the answer begins: the model sees what it saw in training. Control tokens spelled out in a message stay text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mmdata.chat.render import ChatOptions, ChatRenderer
+from mmdata_train.errors import GenerationError
+from mmdata_train.generation.model import LoadedModel
+
+Begin = Literal["auto", "always", "never"]
+_STAND_IN = "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """ids to continue, and the ids that end the answer beside the model's own."""
+
+    ids: tuple[int, ...]
+    stop_ids: tuple[int, ...] = ()
+
+
+def text_prompt(model: LoadedModel, text: str, begin: Begin = "auto") -> Prompt:
+    """A text to go on with. begin: `auto` puts before it what Hugging Face's tokenizer would; `always` the model's
+    begin token; an empty text always has one. Raises GenerationError where `always` finds none.
+    """
+    ids = tuple(model.tokenizer.encode_batch([text]).tokens.tolist()) if text else ()
+    if not ids:
+        return Prompt(model.alone())
+    if begin == "never":
+        return Prompt(ids)
+    if begin == "always" and not model.begin:
+        declared = model.source.facts.get("bos_token_id")
+        if not isinstance(declared, int):
+            raise GenerationError(f"{model.source.path} declares no bos_token_id, so nothing can begin the prompt")
+        return Prompt((declared, *ids))
+    return Prompt((*model.begin, *ids))
+
+
+class ChatPrompter:
+    """Renders conversations of one model. thinking: False gives reasoning models an empty thinking block.
+
+    Raises ChatTemplateError where there is no template.
+    """
+
+    def __init__(self, model: LoadedModel, *, thinking: bool = True) -> None:
+        self._model = model
+        # A thinking block that counts belongs to the answer, so the prompt ends before it.
+        options = ChatOptions(template=model.chat_template, train_on="last", count_empty_thinking=thinking)
+        self._renderer = ChatRenderer(model.tokenizer, options)
+
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> Prompt:
+        """What stands before the assistant's next message. Raises GenerationError, ChatRecordError."""
+        if not messages or messages[-1]["role"] == "assistant":
+            raise GenerationError("a conversation to be answered ends with a message of the user or of a tool")
+        whole = [*messages, {"role": "assistant", "content": _STAND_IN}]
+        tokens, spans = self._renderer.render(whole, tools)
+        if not len(spans):
+            raise GenerationError(
+                f"the template {self._renderer.template.name} writes no answer behind this conversation"
+            )
+        start, stop = (int(value) for value in spans[-1])
+        last = int(tokens[stop - 1])
+        ends = (last,) if last in self._model.hidden_ids and stop - start > 1 else ()
+        return Prompt(tuple(tokens[:start].tolist()), ends)

@@ -1,0 +1,156 @@
+"""What a path to a model means, and what stands beside its weights. Reads small files only.
+
+A Hugging Face folder has config.json; a PEFT folder adapter_config.json; a run of this engine config.yaml and
+checkpoints/, of which the path may name the run, checkpoints/ or one step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmdata_train.checkpoint import STATE, latest_checkpoint
+from mmdata_train.config import TrainConfig, load_config
+from mmdata_train.errors import GenerationError
+from mmdata_train.hf_config import config_from_folder
+from mmdata_train.hf_files import read_json
+from mmdata_train.model.config import ModelConfig
+from mmdata_train.session import model_config
+
+RUN_CONFIG = "config.yaml"
+ADAPTER_CONFIG = "adapter_config.json"
+_PROBE = "a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where a model's parts are.
+
+    path: as given. folder: the Hugging Face folder of the base, None for a shape with random weights. checkpoint and
+    run: a checkpoint of this engine and its configuration. adapter: a PEFT folder. tokenizer: what load_tokenizer
+    takes. facts: config.json and generation_config.json of the folder, the latter in front.
+    """
+
+    path: Path
+    config: ModelConfig
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    run: TrainConfig | None = None
+    adapter: Path | None = None
+    tokenizer: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+
+    @property
+    def adapted(self) -> bool:
+        """Whether an adapter is to be added to the base."""
+        return self.adapter is not None or (self.run is not None and bool(self.run.lora_rank))
+
+
+def find_source(path: str | Path, adapter: str | Path | None = None) -> ModelSource:
+    """The model at a path. Raises GenerationError, naming what was looked for, and ModelError on a bad config."""
+    path = Path(path)
+    on_top = None if adapter is None else Path(adapter)
+    if on_top is not None and not (on_top / ADAPTER_CONFIG).is_file():
+        raise GenerationError(
+            f"{on_top} holds no {ADAPTER_CONFIG}; --adapter takes a PEFT folder, such as one exported"
+        )
+    if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
+        if on_top is not None:
+            raise GenerationError(f"{path} is an adapter itself; name its base first, then one --adapter")
+        return _of_adapter(path)
+    if (path / "config.json").is_file():
+        return _of_folder(path, path, on_top)
+    found = _find_checkpoint(path)
+    if found is None:
+        raise GenerationError(
+            f"{path} is no model: looked for config.json (Hugging Face), {ADAPTER_CONFIG} (PEFT), and {RUN_CONFIG} with"
+            " checkpoints/ (a run of this engine)"
+        )
+    return _of_checkpoint(path, found, on_top)
+
+
+def _of_folder(path: Path, folder: Path, adapter: Path | None) -> ModelSource:
+    config = config_from_folder(folder, dropout=0.0, attention_dropout=0.0)
+    return ModelSource(
+        path=path, config=config, folder=folder, adapter=adapter, tokenizer=str(folder), facts=_facts(folder)
+    )
+
+
+def _of_adapter(path: Path) -> ModelSource:
+    base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    places = [Path(str(base)), path / str(base)] if base else []
+    folder = next((place for place in places if (place / "config.json").is_file()), None)
+    if folder is None:
+        raise GenerationError(
+            f"{path / ADAPTER_CONFIG} names the base {base!r}, which is no folder here; give the base's folder as the"
+            f" model and this one as --adapter {path}"
+        )
+    return _of_folder(path, folder, path)
+
+
+def _find_checkpoint(path: Path) -> Path | None:
+    if (path / STATE).is_file():
+        return path
+    for folder in (path / "checkpoints", path):
+        if folder.is_dir() and (found := latest_checkpoint(folder)) is not None:
+            return found
+    return None
+
+
+def _of_checkpoint(path: Path, checkpoint: Path, adapter: Path | None) -> ModelSource:
+    run_folder = checkpoint.parent.parent
+    if not (run_folder / RUN_CONFIG).is_file():
+        raise GenerationError(
+            f"{checkpoint} has no {RUN_CONFIG} two folders up, which says what model it is of; keep checkpoints inside"
+            " their run's folder"
+        )
+    run = load_config(run_folder / RUN_CONFIG)
+    folder = Path(run.model) if isinstance(run.model, str) else None
+    tokenizer = run.tokenizer or (str(folder) if folder else "")
+    template = run.data.convert.get("chat_template")
+    return ModelSource(
+        path=path, config=model_config(run), folder=folder, checkpoint=checkpoint, run=run, adapter=adapter,
+        tokenizer=tokenizer, facts=_facts(folder) if folder else {}, chat_template=str(template) if template else None,
+    )  # fmt: skip
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            facts.update({key: value for key, value in read_json(folder / name).items() if value is not None})
+    return facts
+
+
+def declared_ends(source: ModelSource) -> tuple[int, ...]:
+    """`eos_token_id` of the folder's files: one id or several."""
+    value = source.facts.get("eos_token_id")
+    values = value if isinstance(value, list) else [value]
+    return tuple(item for item in values if isinstance(item, int))
+
+
+def begins_with(source: ModelSource, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that Hugging Face's tokenizer puts before a text: by its post-processor, or by `add_bos_token`."""
+    file = tokenizer.source.parent / "tokenizer.json"
+    if file.is_file():
+        text = json.loads(file.read_text(encoding="utf-8"))
+        if text.get("post_processor") is not None:
+            return _added_before(str(file))
+    declared = tokenizer.config.get("add_bos_token")
+    name = tokenizer.config.get("bos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    found = tokenizer.token_to_id(name) if declared and isinstance(name, str) else None
+    return () if found is None else (found,)
+
+
+def _added_before(file: str) -> tuple[int, ...]:
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(file)
+    plain = loaded.encode(_PROBE, add_special_tokens=False).ids
+    whole = loaded.encode(_PROBE).ids
+    return next((tuple(whole[:at]) for at in range(len(whole)) if whole[at : at + len(plain)] == plain), ())
