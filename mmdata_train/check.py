@@ -1,7 +1,7 @@
 """What can be wrong with a run, looked at before a cluster spends hours on it: sizes, shards, first batch, disk.
 
 Opens the data as the run would, on one process and without a model; raw files are converted and indices cached, so the
-run itself starts faster. It does not compare layouts: `make parity` does, on small models.
+run itself starts faster. Last, the layout is compared with one process on ranks of this machine: see `proof`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines
 from mmdata_train.errors import ConfigError, DataError
+from mmdata_train.launch import DeviceType
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
+from mmdata_train.parity import STEPS
+from mmdata_train.proof import facts_of, known, prove_here
 from mmdata_train.run import count_steps
 from mmdata_train.session import model_config
 
+MOST_RANKS = 8
+"""Started for the comparison on a machine without GPUs; each takes about 300 MiB."""
 _BYTES_A_WEIGHT = 12
 """Of a checkpoint: float32 weight and both of Adam's moments."""
 
@@ -40,6 +45,30 @@ def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
         raise DataError(f"{silent[0]}: no token of it counts in the loss; look at its loss spans, or take it out")
     yield from batch_lines(run, 0, 1, open_tokenizer(config))
     yield _disk(config, parameters_of(model), steps)
+    yield from _parity(config, world_size)
+
+
+def _parity(config: TrainConfig, world_size: int) -> Iterator[str]:
+    """Whether the layout trains like one process here. Raises ParityError, RankError."""
+    if world_size == 1:
+        yield "parity: one rank, nothing to compare"
+        return
+    if not config.parallel.parity_check:
+        yield "parity: left out (parallel.parity_check is false)"
+        return
+    device: DeviceType = "cuda" if torch.cuda.device_count() >= world_size else "cpu"
+    former = known(facts_of(config, world_size, device))
+    what = f"{STEPS} steps of a small model like this one, torch {torch.__version__}, {device}"
+    if former is not None:
+        yield f"parity: equals one process within {former:.1e} ({what}; found before)"
+    elif device == "cpu" and world_size > MOST_RANKS:
+        yield (
+            f"parity: not compared: {world_size} ranks are more than the {MOST_RANKS} this command starts without GPUs;"
+            " the run itself compares before its first step"
+        )
+    else:
+        yield f"parity: starting {world_size} ranks for {what}"
+        yield f"parity: equals one process within {prove_here(config, world_size, device).difference:.1e}"
 
 
 def parameters_of(model: ModelConfig) -> int:

@@ -33,6 +33,7 @@ class ParallelConfig:
     shard_size: data ranks that share one copy (null: all); smaller gives hybrid sharding with replicas of the group.
     stage_layers: layers of each pipeline stage (null: split so that the head's weight counts).
     """
+    parity_check: before the first run of a layout of several ranks, compare it with one process on a small model.
 
     tensor: int = 1
     pipeline: int = 1
@@ -48,6 +49,7 @@ class ParallelConfig:
     cpu_offload: bool = False
     timeout_minutes: float = 10.0
 
+    parity_check: bool = True
     def __post_init__(self) -> None:
         _at_least("parallel", {"tensor": self.tensor, "pipeline": self.pipeline, "context": self.context}, 1)
         _at_least("parallel", {"virtual_stages": self.virtual_stages, "data": self.data or 1}, 1)

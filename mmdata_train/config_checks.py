@@ -78,14 +78,15 @@ def check_zero(parallel: ParallelConfig, data: int) -> None:
 
 
 def check_compile(parallel: ParallelConfig, training: TrainingConfig) -> None:
-    """Compiled layers only where gradients were found exact. Raises LayoutError."""
+    """Compiled layers only where gradients were found exact, or are about to be. Raises LayoutError."""
     if not training.compile:
         return
     version = importlib.metadata.version("torch")
-    if parallel.tensor > 1:
+    if parallel.tensor > 1 and not parallel.parity_check:
         raise LayoutError(
             f"train.compile with parallel.tensor {parallel.tensor}: compiled tensor-parallel layers get wrong gradients"
-            f" on some torch versions (this is {version}); nearest that works: compile: false, or tensor: 1"
+            f" on some torch versions (this is {version}), so they need the parity check; nearest that works:"
+            " parallel.parity_check: true (leave --no-parity out), compile: false, or tensor: 1"
         )
     if parallel.pipeline > 1 and SCHEDULES[parallel.schedule].splits_backward:
         raise LayoutError(

@@ -65,6 +65,19 @@ TOLERANCES: dict[Precision, float] = {"fp32": TOLERANCE, "bf16": BF16_TOLERANCE}
 Curve = list[tuple[float, float]]
 
 
+def uneven_batch(vocab_size: int, rows: int, length: int, step: int) -> Batch:
+    """The global batch of one step: two documents a row, a third of the labels ignored, more in the first rows."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    stream = torch.randint(0, vocab_size, (rows, length + 1), generator=generator)
+    labels = stream[:, 1:].clone()
+    chance = torch.linspace(0.6, 0.05, rows)[:, None]
+    labels[torch.rand((rows, length), generator=generator) < chance] = IGNORED
+    cut = torch.randint(1, length, (rows, 1), generator=generator)
+    index = torch.arange(length).expand(rows, length)
+    documents = (index >= cut).long()
+    return Batch(stream[:, :-1].contiguous(), labels, index - documents * cut, documents)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a cell is compared on: a reference run has the same."""
@@ -77,17 +90,8 @@ class Shape:
         return dataclasses.replace(MODELS[self.model], num_layers=self.layers)
 
     def batch(self, step: int) -> Batch:
-        """The global batch of one step: two documents a row, a third of the labels ignored, more in the first rows."""
-        generator = torch.Generator().manual_seed(1000 + step)
-        size = (self.rows, SEQ_LENGTH)
-        stream = torch.randint(0, SMALL.vocab_size, (self.rows, SEQ_LENGTH + 1), generator=generator)
-        labels = stream[:, 1:].clone()
-        chance = torch.linspace(0.6, 0.05, self.rows)[:, None]
-        labels[torch.rand(size, generator=generator) < chance] = IGNORED
-        cut = torch.randint(1, SEQ_LENGTH, (self.rows, 1), generator=generator)
-        index = torch.arange(SEQ_LENGTH).expand(size)
-        documents = (index >= cut).long()
-        return Batch(stream[:, :-1].contiguous(), labels, index - documents * cut, documents)
+        """The global batch of one step."""
+        return uneven_batch(SMALL.vocab_size, self.rows, SEQ_LENGTH, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ class Cell:
             schedule=self.schedule,
             virtual_stages=2 if rule.several and self.pipeline > 1 else 1 + rule.folded,
             sequence_parallel=self.sequence_parallel and self.tensor > 1,
+            # A cell is the proof itself: what is offered only with one is refused here, and run as a probe.
+            parity_check=False,
         )
         size = 2 if micro_batches_fit(rule, rows // self.data // 2, self.pipeline) else 1
         training = TrainingConfig(

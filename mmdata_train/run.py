@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from mmdata_train.batch import Batch
@@ -27,9 +28,12 @@ from mmdata_train.data.show import model_facts, share_lines, tokenizer_path
 from mmdata_train.errors import ConfigError
 from mmdata_train.explain import Watched, explained
 from mmdata_train.loader import Place, StepLoader
+from mmdata_train.lora.start import holds_adapters
 from mmdata_train.mesh import Mesh, pick_device, start_process_group
 from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.parallelize import ModelParts
+from mmdata_train.parity import Curve
+from mmdata_train.proof import prove, reference_if_needed
 from mmdata_train.sampler import ParallelSampler
 from mmdata_train.session import model_config, open_engine
 from mmdata_train.slices import TENSOR_AXIS
@@ -133,31 +137,48 @@ def _validation(config: TrainConfig, mesh: Mesh, model: ModelParts) -> list[Vali
 def finetune(config: TrainConfig) -> RunSummary:
     """Train as configured; continues the run in `output.dir` where there is one. A collective over all ranks.
 
-    Raises ConfigError, DataError, ModelError, CheckpointError, StepError, MemoryExhaustedError, RankError.
+    Raises ConfigError, DataError, ModelError, CheckpointError, StepError, MemoryExhaustedError, RankError, and
+    ParityError before the first step where the layout does not train like one process.
     """
     found = latest_checkpoint(config.output.dir / CHECKPOINTS)
     state = read_state(found) if found is not None else None
     prepared = with_shards(config)
+    reference = reference_if_needed(prepared)
     device = pick_device()
     started = start_process_group(device.type, config.parallel.timeout_minutes)
     try:
         with explained(prepared) as watched:
-            return _run(prepared, found, state, as_given=dump_yaml(config), watched=watched)
+            mesh = _proved_mesh(prepared, device, reference)
+            return _run(prepared, found, state, mesh, as_given=dump_yaml(config), watched=watched)
     finally:
         if started:
             dist.destroy_process_group()
 
 
+def _proved_mesh(config: TrainConfig, device: torch.device, reference: Curve | None) -> Mesh:
+    """The groups of the run, on which its layout was compared with one process if it was not before."""
+    check_run(model_config(config), config.parallel, config.train, config.data.seq_length, dist.get_world_size())
+    mesh = Mesh.make(config.parallel, device)
+    prove(config, mesh, reference)
+    return mesh
+
+
 def _run(
-    config: TrainConfig, found: Path | None, state: dict[str, Any] | None, *, as_given: str, watched: Watched
+    config: TrainConfig,
+    found: Path | None,
+    state: dict[str, Any] | None,
+    mesh: Mesh,
+    *,
+    as_given: str,
+    watched: Watched,
 ) -> RunSummary:
     folder = config.output.dir
     data, steps = open_data(config, None if state is None else state["data"])
     start = None if found is not None else config.start_from
     fill = found is None and start is None
-    engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=fill)
+    engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=fill, mesh=mesh)
     watched.engine = engine
-    mesh, first = engine.model.mesh, dist.get_rank() == 0
+    first = dist.get_rank() == 0
     checkpointer = Checkpointer(folder / CHECKPOINTS, config.output.keep, config.output.async_save)
     if first:
         (folder / "config.yaml").write_text(as_given, encoding="utf-8")
@@ -181,7 +202,7 @@ def _run(
         sources=data.sources,
         loaded=isinstance(config.model, str) or config.start_from is not None,
     )
-    if start is not None:
+    if start is not None and (config.lora is None or holds_adapters(start)):
         checkpointer.load(engine, start, weights_only=True)
         logger.info("starting from the weights of %s at step 0", start)
     if found is not None:

@@ -13,6 +13,7 @@ from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.hf import load_weights
 from mmdata_train.hf_config import config_from_folder
+from mmdata_train.lora.start import AdapterStart, start_adapters
 from mmdata_train.mesh import Mesh, pick_device, start_process_group
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.init import initialize
@@ -40,12 +41,14 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def open_engine(config: TrainConfig, *, seq_length: int, total_steps: int, fill: bool = True) -> Engine:
+def open_engine(
+    config: TrainConfig, *, seq_length: int, total_steps: int, fill: bool = True, mesh: Mesh | None = None
+) -> Engine:
     """Join the process group, check sizes, build this rank's part and fill it from the model folder or the seed.
 
-    fill: False leaves weights unset for a checkpoint to fill. Raises ConfigError before any group exists where the
-    world size is known, ModelError on a folder that does not fit. The CPU path uses TF32 nowhere; on GPUs fp32 runs
-    at full precision.
+    fill: False leaves weights unset for a checkpoint to fill. mesh: one made for this layout already. Raises
+    ConfigError before any group exists where the world size is known, ModelError on a folder that does not fit. The CPU
+    path uses TF32 nowhere; on GPUs fp32 runs at full precision.
     """
     model = model_config(config)
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
@@ -55,10 +58,15 @@ def open_engine(config: TrainConfig, *, seq_length: int, total_steps: int, fill:
     if config.train.deterministic:
         make_deterministic()
     start_process_group(device.type, config.parallel.timeout_minutes)
-    mesh = Mesh.make(config.parallel, device)
-    parts = build_parts(model, config.parallel, config.train, mesh)
+    mesh = mesh or Mesh.make(config.parallel, device)
+    parts = build_parts(model, config.parallel, config.train, mesh, config.lora)
+    # A checkpoint of adapters holds no base.
+    fill = fill or config.lora is not None
     if fill and isinstance(config.model, ModelConfig):
         initialize(parts.parts, model, config.train.seed)
     elif fill:
         load_weights(parts.parts, model, Path(str(config.model)))
+    if config.lora is not None:
+        start = AdapterStart(config.start_from, config.lora_from, config.lora_merge_first)
+        start_adapters(parts, start, config.train.seed)
     return Engine(parts, config.parallel, config.train, seq_length, total_steps)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from mmdata_train.launch import RankPool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Proofs of layouts go to a folder of the session, in ranks and commands too."""
+    former = os.environ.get("MMDATA_CACHE_DIR")
+    os.environ["MMDATA_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if former is None:
+        del os.environ["MMDATA_CACHE_DIR"]
+    else:
+        os.environ["MMDATA_CACHE_DIR"] = former
 
 
 @pytest.fixture(scope="session")

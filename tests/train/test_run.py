@@ -55,6 +55,7 @@ def config_of(shards: Path, out: Path, **changes: Any) -> TrainConfig:
             "eval_every": 3, "eval_batches": 2,
         },
         "output": {"dir": str(out), "save_every": 3},
+        "parallel": {"parity_check": False},
     }  # fmt: skip
     return build(
         TrainConfig, apply_overrides(mapping, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
@@ -134,12 +135,11 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_plain_command_starts_its_own_ranks(shards: Path, tmp_path: Path) -> None:
     config = config_of(shards, tmp_path / "out", **{"train.eval_every": None, "train.steps": 2})
     (tmp_path / "run.yaml").write_text(dump_yaml(config), encoding="utf-8")
-    done = command(
-        "finetune", "run.yaml", "--set", "parallel.pipeline=2", "--set", "parallel.data=1", "--json", cwd=tmp_path
-    )
+    done = command("finetune", "run.yaml", "--set", "parallel={pipeline: 2, data: 1}", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2
     assert "pipeline=2" in done.stderr and "step 2/2 | loss" in done.stderr
+    assert "this layout equals one process within" in done.stderr, "compared before its first run"
 
 
 def test_check_shows_sizes_data_first_batch_and_disk(shards: Path, tmp_path: Path) -> None:
@@ -147,7 +147,8 @@ def test_check_shows_sizes_data_first_batch_and_disk(shards: Path, tmp_path: Pat
     assert lines[0].startswith("sizes: ParallelLayout(tensor=1, pipeline=1, data=2, context=1), 2 micro-batches")
     assert any("48 samples of 16 tokens, 6 steps" in line for line in lines)
     assert any("targets count" in line for line in lines)
-    assert lines[-1].startswith("disk: ") and "GiB free" in lines[-1]
+    assert lines[-2].startswith("disk: ") and "GiB free" in lines[-2]
+    assert lines[-1].startswith("parity: left out")
     with pytest.raises(ConfigError, match=r"free space, lower output\.keep"):
         huge = {"output.keep": 10**9, "output.save_every": 1, "train.steps": 10**6, "data.num_samples": 64}
         list(check_lines(config_of(shards, tmp_path / "out", **huge), 2))
