@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mmdata_train.config import ParallelConfig
 from mmdata_train.layout import ParallelLayout
+from mmdata_train.preflight import SECONDS, meet, preflight
 from mmdata_train.slices import TENSOR_AXIS
 
 AXES = ("pipeline", "replica", "shard", TENSOR_AXIS)
@@ -31,14 +32,22 @@ def pick_device() -> torch.device:
 
 
 def start_process_group(device_type: str, timeout_minutes: float) -> bool:
-    """Join the group torchrun describes, or make a group of one. Returns whether this call started it."""
+    """Join the group torchrun describes, or make a group of one. Returns whether this call started it.
+
+    Raises RankError naming a rank that does not come or cannot be reached within two minutes.
+    """
     if dist.is_initialized():
         return False
     timeout = datetime.timedelta(minutes=timeout_minutes)
     # Asynchronous checkpoints move host tensors while NCCL works on the device.
     backend = "cuda:nccl,cpu:gloo" if device_type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        limit = min(SECONDS, 60 * timeout_minutes)
+        store, rank, world_size = meet(limit)
+        preflight(store, rank, world_size, limit)
+        # What the limit above is for is over; the group's own waits may take as long as its collectives.
+        store.set_timeout(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
