@@ -29,9 +29,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from mmdata_train.checkpoint_format import SafeReader, read_index
+from mmdata_train.config_io import to_mapping
 from mmdata_train.errors import CheckpointError
+from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.loss import to_local
 from mmdata_train.model.decoder import canonical_name
+from mmdata_train.parallelize import ModelParts
+from mmdata_train.slices import named_weights
 from mmdata_train.step import Engine
 
 FORMAT = 1
@@ -97,14 +101,38 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def named_state(engine: Engine, *, optimizer: bool = True) -> Iterator[tuple[str, Tensor, bool]]:
     """(stored name, tensor, whether it is a tied head's second copy) of this rank's weights and moments.
 
-    The second copy has the stored name of the embedding.
+    The second copy has the stored name of the embedding. With adapters the frozen base is left out.
     """
     for name, weight in engine.model.named_parameters():
+        if engine.model.lora is not None and not weight.requires_grad:
+            continue
         stored, second = canonical_name(engine.model.config, name), engine.tied.is_second_copy(weight)
         yield f"model.{stored}", weight.detach(), second
         if optimizer and engine.optimizer is not None and weight.requires_grad:
             for moment in MOMENTS:
                 yield f"optimizer.{stored}.{moment}", engine.optimizer.state[weight][moment], second
+
+
+def load_base(parts: ModelParts, checkpoint: Path) -> None:
+    """Fill the model's own weights, adapters left alone, from a full run's checkpoint of any layout; a collective.
+
+    Raises CheckpointError naming the first tensor that is missing or has another shape.
+    """
+    stored = read_index(checkpoint).state_dict_metadata
+    tensors: dict[str, Tensor] = {}
+    copies: list[tuple[str, Tensor]] = []
+    for name, weight in named_weights(parts.parts):
+        key = f"model.{canonical_name(parts.config, name)}"
+        size = getattr(stored.get(key), "size", None)
+        if size is None or tuple(size) != tuple(weight.shape):
+            raise CheckpointError(f"{checkpoint}: {key} is {size or 'missing'}, this model needs {list(weight.shape)}")
+        if key in tensors:
+            copies.append((key, weight.detach()))
+        else:
+            tensors[key] = weight.detach()
+    load_distributed(dict(tensors), storage_reader=SafeReader(checkpoint))
+    for key, second in copies:
+        to_local(second).copy_(to_local(tensors[key]))
 
 
 def fill_optimizer_state(engine: Engine, steps: float | None = None) -> None:
@@ -123,18 +151,34 @@ def fill_optimizer_state(engine: Engine, steps: float | None = None) -> None:
 
 def optimizer_steps(engine: Engine) -> float:
     """Updates Adam has made; skipped steps do not count."""
-    if engine.optimizer is None:
-        return 0.0
-    return next((float(state["step"]) for state in engine.optimizer.state.values()), 0.0)
+    return float(engine.updates)
+
+
+def _check_adapters(checkpoint: Path, stored: dict[str, Any] | None, lora: LoraConfig | None) -> None:
+    """Raises CheckpointError where the adapters of the checkpoint are not those of this run."""
+    wanted = None if lora is None else to_mapping(lora)
+    # Dropout and the rate of B may change; the rest decides shapes and what the weights mean.
+    for name in ("rank", "alpha", "targets", "rslora", "dora"):
+        found, here = (None if value is None else value.get(name) for value in (stored, wanted))
+        if found != here:
+            kinds = [f"lora_{name} {value}" if value is not None else "no adapters" for value in (found, here)]
+            raise CheckpointError(
+                f"{checkpoint} holds {kinds[0]}, this run has {kinds[1]}; set the lora_ fields as they were, or export"
+                " it and start from the folder"
+            )
 
 
 @dataclass(slots=True)
 class Checkpointer:
-    """Saves and loads one run's checkpoints. Made on every rank together: it owns a process group for its thread."""
+    """Saves and loads one run's checkpoints. Made on every rank together: it owns a process group for its thread.
+
+    origin: JSON values kept in each checkpoint, so that it can be exported by itself (rank 0's are written).
+    """
 
     folder: Path
     keep: int = 3
     in_background: bool = True
+    origin: dict[str, Any] = field(default_factory=dict)
     group: dist.ProcessGroup | None = field(init=False)
     _thread: threading.Thread | None = None
     _problem: list[BaseException] = field(default_factory=list)
@@ -158,8 +202,9 @@ class Checkpointer:
             name: tensor.detach().to("cpu", copy=True) for name, tensor, second in named_state(engine) if not second
         }
         full = {
-            "format": FORMAT, **state, "optimizer_steps": optimizer_steps(engine), "scaler": engine.scaler.state(),
+            "format": FORMAT, **state, "origin": self.origin, "optimizer_steps": optimizer_steps(engine), "scaler": engine.scaler.state(),
             "skipped_in_a_row": engine.skipped_in_a_row, "torch": torch.__version__,
+            "lora": None if engine.model.lora is None else to_mapping(engine.model.lora),
         }  # fmt: skip
         self._thread = threading.Thread(target=self._write, args=(tensors, full, best), name="checkpoint")
         self._thread.start()
@@ -232,6 +277,7 @@ class Checkpointer:
         """
         state = read_state(checkpoint)
         stored = read_index(checkpoint).state_dict_metadata
+        _check_adapters(checkpoint, state.get("lora"), engine.model.lora)
         if not weights_only:
             fill_optimizer_state(engine, float(state["optimizer_steps"]))
         tensors: dict[str, Tensor] = {}
@@ -251,6 +297,7 @@ class Checkpointer:
         for name, tensor in second_copies:
             to_local(tensor).copy_(to_local(tensors[name]))
         if not weights_only:
+            engine.updates = round(state["optimizer_steps"])
             engine.scaler.load(state["scaler"])
             engine.skipped_in_a_row = int(state["skipped_in_a_row"])
         return state

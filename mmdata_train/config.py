@@ -15,6 +15,7 @@ from mmdata_train.config_io import apply_overrides, build, load_mapping
 from mmdata_train.data_config import DataConfig
 from mmdata_train.errors import ConfigError, LayoutError
 from mmdata_train.layout import ParallelLayout
+from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.schedules import SCHEDULES, ScheduleName
 
@@ -32,8 +33,8 @@ class ParallelConfig:
     zero_stage 0 replicates everything over data ranks; 1 shards optimizer state; 2 also gradients; 3 also parameters.
     shard_size: data ranks that share one copy (null: all); smaller gives hybrid sharding with replicas of the group.
     stage_layers: layers of each pipeline stage (null: split so that the head's weight counts).
-    """
     parity_check: before the first run of a layout of several ranks, compare it with one process on a small model.
+    """
 
     tensor: int = 1
     pipeline: int = 1
@@ -48,8 +49,8 @@ class ParallelConfig:
     overlap: bool = True
     cpu_offload: bool = False
     timeout_minutes: float = 10.0
-
     parity_check: bool = True
+
     def __post_init__(self) -> None:
         _at_least("parallel", {"tensor": self.tensor, "pipeline": self.pipeline, "context": self.context}, 1)
         _at_least("parallel", {"virtual_stages": self.virtual_stages, "data": self.data or 1}, 1)
@@ -210,7 +211,12 @@ class TrainConfig:
     """One run. `model` is a Hugging Face folder (its weights are the start) or a shape (random weights).
 
     start_from: a checkpoint of this engine whose weights are the start instead; optimizer, place and random state begin
-    anew at step 0. A run found in the output folder goes before it.
+    anew at step 0. A run found in the output folder goes before it. With lora_rank, weights of a full run are the
+    frozen base, and adapters of a LoRA run are where the adapters start.
+
+    lora_rank above 0 trains low-rank adapters and nothing else; the other lora_ fields are LoraConfig's.
+    lora_from: a PEFT adapter folder to start from; lora_merge_first adds it to the frozen base and starts new adapters.
+    added_tokens: new tokens, whose embedding rows are trained beside LoRA.
     """
 
     model: str | ModelConfig
@@ -220,16 +226,31 @@ class TrainConfig:
     parallel: ParallelConfig = ParallelConfig()
     train: TrainingConfig = TrainingConfig()
     output: OutputConfig = OutputConfig()
-    lora_rank: int = 0
+    lora_rank: int | None = None
     lora_alpha: float | None = None
-    lora_targets: tuple[str, ...] | str = "all-linear"
-    lora_dropout: float = 0.0
+    lora_targets: tuple[str, ...] | str | None = None
+    lora_dropout: float | None = None
+    lora_rslora: bool | None = None
+    lora_dora: bool | None = None
+    lora_plus_ratio: float | None = None
+    lora_from: Path | None = None
+    lora_merge_first: bool = False
+    added_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.lora_rank:
-            raise ConfigError(
-                f"lora_rank is {self.lora_rank}: adapters are not part of this version; remove it for full fine-tuning"
-            )
+        if self.lora_merge_first and self.lora_from is None:
+            raise ConfigError("lora_merge_first needs lora_from, the adapter folder to merge")
+        if self.lora is None and self.added_tokens:
+            raise ConfigError("added_tokens are trained beside LoRA; set lora_rank, or extend the model's folder first")
+        if self.lora is None and self.lora_from is not None:
+            raise ConfigError("lora_from starts adapters; set lora_rank (that of the adapter or above)")
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        """The adapters of the run; None for full fine-tuning (no lora_ field set, or lora_rank: 0)."""
+        names = ("rank", "alpha", "targets", "dropout", "rslora", "dora", "plus_ratio")
+        given = {name: value for name in names if (value := getattr(self, f"lora_{name}")) is not None}
+        return LoraConfig(**given) if given and self.lora_rank != 0 else None
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> TrainConfig:

@@ -10,7 +10,9 @@ MMDataError
     │   └── SamplerStateError a saved position that belongs to another order of samples
     ├── ParityError           a layout that does not train like one process under the installed torch
     ├── ModelError            a model that cannot be built, read or loaded
+    │   └── AdapterError      an adapter folder that cannot be read, does not fit the model, or cannot be merged
     ├── CheckpointError       a checkpoint that cannot be written, found or trusted
+    ├── ExportError           a checkpoint that cannot be exported as asked
     ├── RankError             a rank that failed, died or did not answer in time
     ├── MemoryExhaustedError  a device or the host is out of memory; lists what used it and the remedies in order
     ├── StepError             training that cannot go on: too many non-finite steps, a batch of the wrong shape
@@ -74,8 +76,16 @@ class ModelError(TrainError):
     """A model that cannot be built, read or loaded: sizes that disagree, a folder of an unknown architecture."""
 
 
+class AdapterError(ModelError):
+    """An adapter that cannot be read, does not fit the model or the run, or cannot be merged."""
+
+
 class CheckpointError(TrainError):
     """A checkpoint that cannot be written, found or trusted."""
+
+
+class ExportError(TrainError):
+    """A checkpoint cannot be exported as asked: the wrong target, values beyond the dtype, a template that differs."""
 
 
 class RankError(TrainError):

@@ -48,16 +48,22 @@ def decays(name: str, weight: nn.Parameter) -> bool:
     return weight.ndim >= 2
 
 
-def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.Optimizer | None:
-    """Fused AdamW over the trainable parameters in two groups; None where this rank has none."""
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+def build_optimizer(
+    named: Iterable[tuple[str, nn.Parameter]], config: OptimConfig, plus_ratio: float = 1.0
+) -> torch.optim.Optimizer | None:
+    """Fused AdamW over the trainable parameters, in groups of one weight decay and rate; None where this rank has none.
+
+    plus_ratio: the rate of lora_B over that of the others (LoRA+); a group's `lr_factor` says what its rate is
+    multiplied by.
+    """
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, weight in named:
         if weight.requires_grad:
-            groups[decays(name, weight)].append(weight)
+            factor = plus_ratio if name.endswith("lora_B") else 1.0
+            groups.setdefault((decays(name, weight), factor), []).append(weight)
     filled: list[dict[str, Any]] = [
-        {"params": weights, "weight_decay": config.weight_decay if decayed else 0.0}
-        for decayed, weights in groups.items()
-        if weights
+        {"params": weights, "weight_decay": config.weight_decay if decayed else 0.0, "lr_factor": factor}
+        for (decayed, factor), weights in sorted(groups.items(), key=lambda item: item[0], reverse=True)
     ]
     if not filled:
         return None

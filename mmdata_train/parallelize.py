@@ -1,8 +1,8 @@
 """From a plain decoder to this rank's share of it: the one place that fixes the order of the steps.
 
-Per stage: build without memory, drop what other ranks hold, split over the tensor axis, tie again, wrap for
-recomputation, compile, shard over data ranks, then allocate. Weights are filled afterwards, each rank only its own
-part.
+Per stage: build without memory, drop what other ranks hold, freeze and insert adapters, split over the tensor axis,
+tie again, wrap for recomputation, compile, shard over data ranks, then allocate. Weights are filled afterwards, each
+rank only its own part.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from mmdata_train.config import ParallelConfig, TrainingConfig
+from mmdata_train.lora.layer import insert_adapters
+from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.mesh import Mesh
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
@@ -29,13 +31,17 @@ COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The stages this rank holds: `parts[i]` is pipeline stage `stages[i]` of `num_stages`."""
+    """The stages this rank holds: `parts[i]` is pipeline stage `stages[i]` of `num_stages`.
+
+    lora: the adapters that are trained in place of the model, None for all weights.
+    """
 
     config: ModelConfig
     mesh: Mesh
     parts: tuple[Decoder, ...]
     stages: tuple[int, ...]
     num_stages: int
+    lora: LoraConfig | None = None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter on this rank by its name in the whole model."""
@@ -68,8 +74,18 @@ def stage_layer_counts(model: ModelConfig, parallel: ParallelConfig) -> tuple[in
     return split_layers(model.num_layers, parallel.stages, head_cost)
 
 
-def build_parts(model: ModelConfig, parallel: ParallelConfig, training: TrainingConfig, mesh: Mesh) -> ModelParts:
-    """This rank's stages on its device, split and sharded, weights not yet filled."""
+def build_parts(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    training: TrainingConfig,
+    mesh: Mesh,
+    lora: LoraConfig | None = None,
+) -> ModelParts:
+    """This rank's stages on its device, split and sharded, weights not yet filled.
+
+    With `lora` all weights but the adapters' are frozen and held in the compute dtype. Raises ConfigError for unknown
+    targets.
+    """
     counts = stage_layer_counts(model, parallel)
     per_rank = parallel.stages // parallel.pipeline
     rule = SCHEDULES[parallel.schedule]
@@ -83,6 +99,9 @@ def build_parts(model: ModelConfig, parallel: ParallelConfig, training: Training
         start = sum(counts[:number])
         layers = range(start, start + counts[number])
         part.keep(layers, first=number == 0, last=number == len(counts) - 1)
+        if lora is not None:
+            insert_adapters(part, lora)
+            _hold_frozen_in(COMPUTE_DTYPES[training.precision], part)
         if parallel.tensor > 1:
             split_over_tensor_axis(part, mesh.world[TENSOR_AXIS], splits_sequence=parallel.splits_sequence)
         if part.head is not None:
@@ -94,13 +113,21 @@ def build_parts(model: ModelConfig, parallel: ParallelConfig, training: Training
         shard_over_data(part, mesh, parallel, training)
         part.to_empty(device="cpu" if parallel.cpu_offload else mesh.device)
         parts.append(part)
-    return ModelParts(model, mesh, tuple(parts), tuple(numbers), len(counts))
+    return ModelParts(model, mesh, tuple(parts), tuple(numbers), len(counts), lora)
+
+
+def _hold_frozen_in(dtype: torch.dtype, part: Decoder) -> None:
+    """Frozen weights are never updated: the precision they compute in is all they need."""
+    for weight in part.parameters():
+        if not weight.requires_grad:
+            weight.data = weight.data.to(dtype)
 
 
 def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, training: TrainingConfig) -> None:
     """FSDP over each layer, the embedding and the head; even with one data rank, so that precision is handled alike.
 
-    Gradients are summed, not averaged: the loss is divided by the global number of tokens already.
+    Gradients are summed, not averaged: the loss is divided by the global number of tokens already. Frozen weights have
+    neither gradient nor optimizer state to shard: below ZeRO 3 every data rank keeps them whole, nothing is gathered.
     """
     dtype = COMPUTE_DTYPES[training.precision]
     policy = MixedPrecisionPolicy(
@@ -109,6 +136,9 @@ def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, trainin
     offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
     data_mesh = mesh.data_mesh()
     reshard = mesh.zero_stage == 3
+    whole = set()
+    if not reshard and not parallel.cpu_offload:
+        whole = {weight for weight in part.parameters() if not weight.requires_grad}
 
     def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
         fully_shard(
@@ -117,6 +147,7 @@ def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, trainin
             reshard_after_forward=reshard_after_forward,
             mp_policy=policy,
             offload_policy=offload,
+            ignored_params=whole or None,
         )
 
     embed, head = part.embed, part.head

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mmdata_train.lora.settings import is_adapter_weight
+
 TENSOR_AXIS = "tensor"
 Slices = tuple[slice, ...]
 
@@ -50,6 +52,6 @@ def fill(tensor: Tensor, value: Tensor) -> None:
 
 
 def named_weights(parts: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter of the parts by its name in the whole model; a tied weight once."""
+    """Every weight of the model in the parts by its name in the whole model; a tied one once, adapters left out."""
     for part in parts:
-        yield from part.named_parameters()
+        yield from ((name, weight) for name, weight in part.named_parameters() if not is_adapter_weight(name))

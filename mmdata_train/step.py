@@ -53,12 +53,16 @@ class Engine:
     scaler: LossScaler = field(init=False)
     tied: TiedCopies = field(init=False)
     skipped_in_a_row: int = 0
+    updates: int = 0
     row_losses: Tensor | None = None
     _executors: dict[int, Executor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         training = self.training
-        self.optimizer = build_optimizer(self.model.named_parameters(), training)
+        lora = self.model.lora
+        self.optimizer = build_optimizer(
+            self.model.named_parameters(), training, 1.0 if lora is None else lora.plus_ratio
+        )
         self.tied = TiedCopies.find(self.model, self.parallel.schedule)
         fp16 = training.precision == "fp16"
         self.scaler = LossScaler(
@@ -131,11 +135,13 @@ class Engine:
         return self._sum(self._own_sum(nll))[0], tokens
 
     def _update(self, factor: float, rate: float) -> None:
+        # Counted here and not read off Adam: a stage without trainable weights has no Adam, and may be rank 0's.
+        self.updates += 1
         scale_gradients((weight for _, weight in self.model.named_parameters()), factor)
         if self.optimizer is None:
             return
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["lr_factor"]
         self.optimizer.step()
 
     def _zero_gradients(self) -> None:

@@ -21,6 +21,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from mmdata_train.lora.head import AdaptedHead
+from mmdata_train.lora.layer import LoraLinear
+from mmdata_train.lora.split import AdaptedColumns, AdaptedRows
 from mmdata_train.loss import VocabShard
 from mmdata_train.model.decoder import Decoder
 
@@ -58,6 +61,14 @@ def _own_memory(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> T
     return output.clone()
 
 
+def _columns(linear: nn.Module) -> ParallelStyle:
+    return AdaptedColumns() if isinstance(linear, LoraLinear) else ColwiseParallel()
+
+
+def _rows(linear: nn.Module, after: Placement) -> ParallelStyle:
+    return AdaptedRows(after) if isinstance(linear, LoraLinear) else RowwiseParallel(output_layouts=after)
+
+
 def tensor_plan(part: Decoder, *, splits_sequence: bool) -> dict[str, ParallelStyle]:
     """Module name -> style, for the modules this part has."""
     between: Placement = Shard(SEQUENCE_DIM) if splits_sequence else Replicate()
@@ -67,23 +78,24 @@ def tensor_plan(part: Decoder, *, splits_sequence: bool) -> dict[str, ParallelSt
         plan["embed.tokens"] = RowwiseParallel(input_layouts=whole, output_layouts=between)
         if part.embed.positions is not None:
             plan["embed.positions"] = ReplicatedWeights(whole, between)
-    for number in part.layers:
+    for number, layer in zip(part.layers, part.decoder_layers(), strict=True):
+        attention, mlp = layer.attention, layer.mlp
         rows: dict[str, ParallelStyle] = {
             "attention_norm": ReplicatedWeights(between, between),
             "attention": PrepareModuleInput(
                 input_layouts=(between, None, None), desired_input_layouts=(whole, None, None)
             ),
-            "attention.q_proj": ColwiseParallel(),
-            "attention.k_proj": ColwiseParallel(),
-            "attention.v_proj": ColwiseParallel(),
-            "attention.o_proj": RowwiseParallel(output_layouts=between),
+            "attention.q_proj": _columns(attention.q_proj),
+            "attention.k_proj": _columns(attention.k_proj),
+            "attention.v_proj": _columns(attention.v_proj),
+            "attention.o_proj": _rows(attention.o_proj, between),
             "mlp_norm": ReplicatedWeights(between, between),
             "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(whole,)),
-            "mlp.up_proj": ColwiseParallel(),
-            "mlp.down_proj": RowwiseParallel(output_layouts=between),
+            "mlp.up_proj": _columns(mlp.up_proj),
+            "mlp.down_proj": _rows(mlp.down_proj, between),
         }
-        if part.config.gated:
-            rows["mlp.gate_proj"] = ColwiseParallel()
+        if mlp.gate_proj is not None:
+            rows["mlp.gate_proj"] = _columns(mlp.gate_proj)
         if part.config.qk_norm:
             heads = Shard(HEADS_DIM)
             rows["attention.q_norm"] = ReplicatedWeights(heads, heads)
@@ -106,6 +118,8 @@ def split_over_tensor_axis(part: Decoder, mesh: DeviceMesh, *, splits_sequence: 
     if not isinstance(whole, DTensor):
         split = distribute_tensor(whole.detach(), mesh, [Shard(0)], src_data_rank=None)
         part.head.weight = nn.Parameter(split, requires_grad=whole.requires_grad)
+    if isinstance(part.head, AdaptedHead):
+        part.head.split(mesh)
     rows = part.config.padded_vocab_size // mesh.size()
     part.head.token_loss.shard = VocabShard(mesh.get_local_rank() * rows, mesh.get_group())
     part.tie()

@@ -1,92 +1,214 @@
-"""PEFT's adapter folders: `adapter_config.json` and `adapter_model.safetensors`, read, written, and merged.
+"""PEFT's adapter folders in and out: this engine's adapters as PEFT names them, and back.
 
-Tensors carry the names of the file without its `base_model.model.` prefix: PATH.lora_A.weight [rank, in],
-PATH.lora_B.weight [out, rank], PATH.lora_magnitude_vector [out], where PATH is the module's path in the Hugging Face
-model. GPT-2's fused c_attn is written as one adapter of three times the rank, block by block, which computes the same.
-Nothing is unpickled: `.bin` adapters are refused.
+Most modules are the same on both sides. GPT-2's fused c_attn is one module there and three here: written, it has their
+ranks together, block by block, which computes the same; read, each of the three gets the whole A and its rows of B.
+Padded vocabulary rows are left out. Nothing here needs ranks: weights come whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mmdata_train.lora.settings import LoraConfig
+from mmdata.errors import OutputExistsError
+from mmdata_train.errors import AdapterError
+from mmdata_train.lora.adapter import (
+    EMBEDDINGS,
+    LM_HEAD,
+    MAGNITUDE_VECTOR,
+    TOKENS,
+    A,
+    Adapter,
+    AdapterSource,
+    B,
+    PeftConfig,
+)
+from mmdata_train.lora.merge import Merged, merge, refuse_quantised
+from mmdata_train.lora.peft_file import CONFIG, Entry, config_json, read_config, read_tensors, write_tensors
+from mmdata_train.lora.settings import (
+    ADDED,
+    HEAD,
+    HEAD_ADDED,
+    LoraConfig,
+    linear_modules,
+    resolve_targets,
+)
 from mmdata_train.model.config import ModelConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeftConfig:
-    """`adapter_config.json`, as far as it changes numbers. targets: as in the file (a list, or one regular expression).
-
-    rank_pattern, alpha_pattern: PEFT's exceptions by module path. trainable_tokens: module -> rows stored beside LoRA.
-    """
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...] | str
-    dropout: float = 0.0
-    rslora: bool = False
-    dora: bool = False
-    fan_in_fan_out: bool = False
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    modules_to_save: tuple[str, ...] = ()
-    trainable_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    base_model: str | None = None
-
-    def scale(self, path: str) -> float:
-        """What B @ A of the module at `path` is multiplied by."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """One adapter as PEFT stores it; tensors on the CPU, in the dtype of the file."""
-
-    config: PeftConfig
-    tensors: Mapping[str, Tensor]
-
-    def unties(self) -> bool:
-        """Whether merging into a model with tied embeddings needs an `lm_head.weight` of its own: the adapter changes
-        the head and the embedding differently. The exporter then writes
-        `merge(adapter, "lm_head.weight", embedding)` beside the embedding and sets tie_word_embeddings to false.
-        """
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSource:
-    """What turns adapter weights of this engine into a PEFT adapter. base_model: what PEFT should load beneath it."""
-
-    lora: LoraConfig
-    model: ModelConfig
-    base_model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A merged weight and two measures over its elements: change = max |merged - base|, rounding = max |stored -
-    exact|: a rounding near or above the change means the dtype swallows the update.
-    """
-
-    weight: Tensor
-    change: float
-    rounding: float
 
 
 def read_adapter(folder: str | Path) -> Adapter:
     """The adapter of a PEFT folder. Raises AdapterError naming the file and what is wrong with it."""
-    raise NotImplementedError
+    folder = Path(folder)
+    config, tensors = read_config(folder), read_tensors(folder)
+    for name, tensor in list(tensors.items()):
+        # Newer and older releases spell the magnitude with and without an ending.
+        if name.endswith(MAGNITUDE_VECTOR + ".weight"):
+            tensors[name.removesuffix(".weight")] = tensors.pop(name).flatten()
+        elif name.endswith((".lora_embedding_A", ".lora_embedding_B", ".lora_A.bias", ".lora_B.bias")):
+            raise AdapterError(f"{folder}: {name} is not supported; adapters of linear layers without bias are")
+        if not tensor.is_floating_point():
+            raise AdapterError(f"{folder}: {name} is {tensor.dtype}, not floating point")
+    adapter = Adapter(config, tensors)
+    _check(adapter, folder)
+    return adapter
+
+
+def _check(adapter: Adapter, folder: Path) -> None:
+    config, tensors = adapter.config, adapter.tensors
+    for name in tensors:
+        if name.endswith(B) and name.removesuffix(B) + A not in tensors:
+            raise AdapterError(f"{folder}: {name} is there but its lora_A is not")
+    for path in adapter.paths():
+        b = tensors.get(path + B)
+        if b is None:
+            raise AdapterError(f"{folder}: {path}{A} is there but its lora_B is not")
+        ranks = (tensors[path + A].shape[0], b.shape[1])
+        if ranks != (config.rank_of(path),) * 2:
+            raise AdapterError(f"{folder}: {path} has rank {ranks}, but {CONFIG} says {config.rank_of(path)}")
+        if config.dora and path + MAGNITUDE_VECTOR not in tensors:
+            raise AdapterError(f"{folder}: use_dora is set but {path}{MAGNITUDE_VECTOR} is missing")
+    if not adapter.paths() and not adapter.config.trainable_tokens and not adapter.config.modules_to_save:
+        raise AdapterError(f"{folder}: no adapter weight is in the file")
+
+
+def _by_path(source: AdapterSource) -> dict[str, list[str]]:
+    """Hugging Face path -> our modules with an adapter there, in the order their rows lie."""
+    modules, found = linear_modules(source.model), dict[str, list[str]]()
+    for name in resolve_targets(source.lora, source.model):
+        found.setdefault(modules[name], []).append(name)
+    return found
+
+
+def _rows(model: ModelConfig, name: str) -> int:
+    """Outputs of one of our modules, vocabulary unpadded."""
+    kind = name.rpartition(".")[2]
+    return {
+        "q_proj": model.num_heads * model.head_dim,
+        "k_proj": model.num_kv_heads * model.head_dim,
+        "v_proj": model.num_kv_heads * model.head_dim,
+        "gate_proj": model.intermediate_size,
+        "up_proj": model.intermediate_size,
+        HEAD: model.vocab_size,
+    }.get(kind, model.hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """Our modules that are one module there. shared: they have the same A (an adapter made by PEFT, not trained on)."""
+
+    path: str
+    names: Sequence[str]
+    all_names: Sequence[str]
+    shared: bool
+
+    def blocks(self) -> int:
+        """How many times our rank the module has."""
+        return 1 if self.shared else len(self.names)
+
+
+def _fused(state: Mapping[str, Tensor], source: AdapterSource) -> Iterator[_Fused]:
+    modules = linear_modules(source.model)
+    for path, names in _by_path(source).items():
+        everything = [name for name, there in modules.items() if there == path]
+        first = state[f"{names[0]}.lora_A"] if len(names) > 1 else None
+        shared = first is None or all(torch.equal(first, state[f"{name}.lora_A"]) for name in names[1:])
+        if source.lora.dora and len(names) != len(everything):
+            raise AdapterError(
+                f"DoRA on {', '.join(names)} alone has no PEFT form: there they are one module, {path}, with"
+                f" {', '.join(set(everything) - set(names))}; target all of them"
+            )
+        yield _Fused(path, names, everything, shared)
+
+
+def _entries(state: Mapping[str, Tensor], source: AdapterSource) -> Iterator[Entry]:
+    model, rank = source.model, source.lora.rank
+    for group in _fused(state, source):
+        names, high = group.names, group.blocks() * rank
+        first = state[f"{names[0]}.lora_A"]
+        rows = sum(_rows(model, name) for name in group.all_names)
+        yield Entry(group.path + A, (high, first.shape[1]), first.dtype, partial(_all_a, state, group))
+        yield Entry(group.path + B, (rows, high), first.dtype, partial(_all_b, state, source, group))
+        if source.lora.dora:
+            yield Entry(
+                group.path + MAGNITUDE_VECTOR, (rows,), first.dtype,
+                partial(_all_magnitudes, state, names),
+            )  # fmt: skip
+    if source.added_tokens:
+        for name, path in _token_modules(model).items():
+            row = state[name]
+            yield Entry(path + TOKENS, tuple(row.shape), row.dtype, partial(state.__getitem__, name))
+
+
+def _token_modules(model: ModelConfig) -> dict[str, str]:
+    """Our weight of added rows -> the module that holds them there; a tied head has none of its own."""
+    embedding = "transformer.wte" if model.family == "gpt2" else "model.embed_tokens"
+    return {ADDED: embedding} if model.tie_embeddings else {ADDED: embedding, HEAD_ADDED: LM_HEAD}
+
+
+def _all_a(state: Mapping[str, Tensor], group: _Fused) -> Tensor:
+    names = group.names[:1] if group.shared else group.names
+    return torch.cat([state[f"{name}.lora_A"] for name in names])
+
+
+def _all_magnitudes(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    return torch.cat([state[f"{name}.lora_magnitude"] for name in names])
+
+
+def _all_b(state: Mapping[str, Tensor], source: AdapterSource, group: _Fused) -> Tensor:
+    rank = source.lora.rank
+    blocks = []
+    for name in group.all_names:
+        rows = _rows(source.model, name)
+        block = torch.zeros(rows, group.blocks() * rank)
+        if name in group.names:
+            column = 0 if group.shared else group.names.index(name) * rank
+            block[:, column : column + rank] = state[f"{name}.lora_B"][:rows]
+        blocks.append(block)
+    return torch.cat(blocks)
+
+
+def peft_config(state: Mapping[str, Tensor], source: AdapterSource) -> PeftConfig:
+    """What `adapter_config.json` says of our adapters."""
+    lora, model = source.lora, source.model
+    groups = list(_fused(state, source))
+    alpha = lora.scale * (math.sqrt(lora.rank) if lora.rslora else lora.rank)
+    wider = {group.path: group.blocks() for group in groups if group.blocks() > 1}
+    # The scale must stay: alpha / (n r), or alpha / sqrt(n r).
+    grown = {path: alpha * (math.sqrt(blocks) if lora.rslora else blocks) for path, blocks in wider.items()}
+    tokens = {path.rpartition(".")[2]: source.added_tokens for path in _token_modules(model).values()}
+    return PeftConfig(
+        rank=lora.rank,
+        alpha=alpha,
+        targets=_target_names(model, [group.path for group in groups]),
+        dropout=lora.dropout,
+        rslora=lora.rslora,
+        dora=lora.dora,
+        fan_in_fan_out=model.family == "gpt2",
+        rank_pattern={path.replace(".", r"\."): blocks * lora.rank for path, blocks in wider.items()},
+        alpha_pattern={path.replace(".", r"\."): value for path, value in grown.items()},
+        trainable_tokens=tokens if source.added_tokens else {},
+        base_model=source.base_model,
+    )
+
+
+def _target_names(model: ModelConfig, paths: Sequence[str]) -> tuple[str, ...]:
+    """Short names where they mean exactly these modules, whole paths otherwise."""
+    short = dict.fromkeys(path.rpartition(".")[2] for path in paths)
+    meant = {path for path in linear_modules(model).values() if path.rpartition(".")[2] in short}
+    return tuple(short) if meant == set(paths) else tuple(paths)
 
 
 def peft_adapter(state: Mapping[str, Tensor], source: AdapterSource) -> Adapter:
     """Whole adapter weights by our names (as in a checkpoint below `model.`) as PEFT names them."""
-    raise NotImplementedError
+    config = peft_config(state, source)
+    return Adapter(config, {entry.name: entry.make() for entry in _entries(state, source)})
 
 
 def write_adapter(
@@ -94,21 +216,78 @@ def write_adapter(
 ) -> Path:
     """Write adapter weights by our names as a PEFT folder; one tensor of `state` is in memory at a time.
 
-    Raises OutputExistsError where an adapter is there already and `overwrite` is off.
+    The folder appears whole or not at all; other files in it stay. Raises OutputExistsError where an adapter is there
+    already and `overwrite` is off, AdapterError where PEFT has no form for it.
     """
-    raise NotImplementedError
+    folder = Path(folder)
+    if (folder / CONFIG).exists() and not overwrite:
+        raise OutputExistsError(f"{folder} holds an adapter already; choose another folder, or --overwrite")
+    config, entries = peft_config(state, source), list(_entries(state, source))
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / ".adapter.tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        write_tensors(scratch / "adapter_model.safetensors", entries)
+        (scratch / CONFIG).write_text(config_json(config), encoding="utf-8")
+        (folder / CONFIG).unlink(missing_ok=True)  # a reader sees the old adapter, none, or the new one
+        (scratch / "adapter_model.safetensors").replace(folder / "adapter_model.safetensors")
+        (scratch / CONFIG).replace(folder / CONFIG)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
 
 
-def merge(adapter: Adapter, key: str, weight: Tensor, dtype: torch.dtype | None = None) -> Merged:
-    """The base tensor `key` of the Hugging Face folder with the adapter's update, computed in float32 and stored as
-    `dtype` (default: as it came). A tensor the adapter does not touch comes back as it is with change 0.
+def from_peft(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> dict[str, Tensor]:
+    """The adapter's weights by our names, for adapters shaped by `lora`; scales are folded into B.
 
-    weight: as in the folder, [out, in], or [in, out] where GPT-2 stores it so. Raises AdapterError for a base that is
-    quantised (not floating point, or packed), or shapes that disagree.
+    Raises AdapterError for a module the model or `lora` has no adapter for, a rank above `lora.rank`, or DoRA on one
+    side only.
     """
-    raise NotImplementedError
+    if adapter.config.dora != lora.dora:
+        raise AdapterError(f"the adapter {'is' if adapter.config.dora else 'is not'} DoRA; set lora_dora to match it")
+    whole = [name for name in adapter.tensors if name.endswith(".weight") and not name.endswith((A, B))]
+    whole = [name for name in whole if ".base_layer." not in name]
+    if whole:
+        raise AdapterError(
+            f"the adapter holds whole modules ({', '.join(sorted(whole))}), which are not trained beside LoRA; export"
+            " it merged and start from that folder"
+        )
+    modules = linear_modules(model)
+    targets, known, found = set(resolve_targets(lora, model)), set(modules.values()), dict[str, Tensor]()
+    for path in adapter.paths():
+        if path not in known:
+            raise AdapterError(f"the adapter's module {path} is not in this {model.family} model")
+        start = 0
+        for name in [name for name, there in modules.items() if there == path]:
+            rows = _rows(model, name)
+            if name not in targets:
+                raise AdapterError(f"the adapter changes {path}, but lora_targets leave out {name}; add it")
+            found.update(_one_module(adapter, path, name, slice(start, start + rows), lora))
+            start += rows
+        if adapter.tensors[path + B].shape[0] != start:
+            raise AdapterError(f"{path}: lora_B has {adapter.tensors[path + B].shape[0]} rows, the model {start}")
+    for name, path in _token_modules(model).items():
+        if path + TOKENS in adapter.tensors:
+            found[name] = adapter.tensors[path + TOKENS].float()
+    return found
 
 
-def refuse_quantised(folder: str | Path) -> None:
-    """Raises AdapterError when the model folder's config.json names a quantisation: merge into the original."""
-    raise NotImplementedError
+def _one_module(adapter: Adapter, path: str, name: str, rows: slice, lora: LoraConfig) -> dict[str, Tensor]:
+    a, b = adapter.tensors[path + A].float(), adapter.tensors[path + B].float()[rows]
+    used = b.any(dim=0)
+    if a.shape[0] > lora.rank and int(used.sum()) <= lora.rank and not bool(used.all()):
+        # A block of a fused module that this engine wrote: the other blocks' columns are zero in these rows.
+        a, b = a[used], b[:, used]
+    if a.shape[0] > lora.rank:
+        raise AdapterError(f"{path} has rank {a.shape[0]}; set lora_rank to at least that (it is {lora.rank})")
+    found = {f"{name}.lora_A": a, f"{name}.lora_B": b * (adapter.config.scale(path) / lora.scale)}
+    if lora.dora:
+        found[f"{name}.lora_magnitude"] = adapter.tensors[path + MAGNITUDE_VECTOR].float()[rows]
+    return found
+
+
+__all__ = [
+    "EMBEDDINGS", "Adapter", "AdapterSource", "Merged", "PeftConfig", "from_peft", "merge", "peft_adapter",
+    "peft_config", "read_adapter", "refuse_quantised", "write_adapter",
+]  # fmt: skip

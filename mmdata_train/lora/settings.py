@@ -20,7 +20,9 @@ ALL_LINEAR = "all-linear"
 HEAD = "head"
 MATRICES = ("lora_A", "lora_B")
 MAGNITUDE = "lora_magnitude"
-ADAPTER_NAMES = (*MATRICES, MAGNITUDE)
+ADDED = "embed.added.rows"
+HEAD_ADDED = "head.added_rows"
+ADAPTER_NAMES = (*MATRICES, MAGNITUDE, "rows", "added_rows")
 USUAL_RANKS = range(8, 65)
 """Ranks that published recipes use; others are legal and get a notice."""
 
@@ -111,6 +113,8 @@ def resolve_targets(lora: LoraConfig, model: ModelConfig) -> tuple[str, ...]:
         if not hits:
             raise ConfigError(f"lora_targets: no linear layer is called {target!r}; {_known(modules)}")
         chosen.update(hits)
+    if lora.dora and HEAD in chosen:
+        raise ConfigError(f"lora_dora with the head as a target ({HEAD}, lm_head) is not offered; take out one of them")
     return tuple(name for name in modules if name in chosen)
 
 
