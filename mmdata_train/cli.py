@@ -16,6 +16,8 @@ from mmdata_train.data.cli import data_command
 from mmdata_train.errors import exit_code_of
 from mmdata_train.generation.cli import generate_command
 
+NO_PARITY = "parallel.parity_check=false"
+
 
 class _Group(click.Group):
     """Turns the package's errors into one line and an exit code: 2 for wrong usage, 1 for the rest."""
@@ -46,8 +48,9 @@ def main(debug: bool) -> None:
 @main.command()
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
+@click.option("--no-parity", is_flag=True, help="Leave out the comparison of a new layout with one process.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON on stdout.")
-def finetune(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, as_json: bool) -> None:
     """Train as CONFIG says; a run found in its output folder is continued.
 
     Started plainly, it starts its own ranks on this machine; under torchrun it is one rank.
@@ -58,7 +61,7 @@ def finetune(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     from mmdata_train import ranks, run
 
-    settings = load_config(config, overrides)
+    settings = load_config(config, [*overrides, *([NO_PARITY] if no_parity else [])])
     start_logging()
     count = ranks.ranks_here(settings)
     if count > 1 and not ranks.under_launcher():
@@ -73,8 +76,12 @@ def finetune(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
 @click.option("--world-size", type=int, help="Ranks of the run (default: those it would start on this machine).")
-def check(config: str, overrides: tuple[str, ...], world_size: int | None) -> None:
-    """Look at sizes, shards, tokenizer, the first batch and the disk of a run without starting it.
+@click.option("--no-parity", is_flag=True, help="Leave out the comparison of the layout with one process.")
+def check(config: str, overrides: tuple[str, ...], world_size: int | None, no_parity: bool) -> None:
+    """Look at sizes, shards, tokenizer, first batch, disk and layout of a run without starting it.
+
+    The layout is compared with one process on ranks of this machine, by a small model like the run's: 10 to 60 seconds
+    the first time.
 
     \b
     Example:
@@ -83,7 +90,7 @@ def check(config: str, overrides: tuple[str, ...], world_size: int | None) -> No
     from mmdata_train.check import check_lines
     from mmdata_train.ranks import ranks_here
 
-    settings = load_config(config, overrides)
+    settings = load_config(config, [*overrides, *([NO_PARITY] if no_parity else [])])
     for line in check_lines(settings, world_size or ranks_here(settings)):
         click.echo(line)
 
