@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, clear_scratch, remove_scratch
+from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, clear_scratch
 from mmdata.dedup.decisions import Decisions
-from mmdata.dedup.index import DedupIndex, Identity
+from mmdata.dedup.index import DedupIndex
 from mmdata.dedup.keeper import KeeperPolicy
 from mmdata.dedup.origins import Origins
 from mmdata.dedup.params import DedupParams
+from mmdata.dedup.scratch import remove_scratch, scratch_faults
 from mmdata.dedup.signer import Signed, Signer
 from mmdata.dedup.spool import SpoolReader, SpoolSource, SpoolWriter, encode_parts, pack_frame
 from mmdata.dedup.statistics import INDEX, DedupStatistics, SampledPair
@@ -99,13 +100,21 @@ class Barrier:
         options: BarrierOptions | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
-        """state: from `checkpoint`; raises DedupStateError when the files do not reach as far."""
+        """state: from `checkpoint`. Raises DedupStateError when the files do not reach as far; OutputError when the
+        folder cannot be written and DiskFullError when its disk is full, as every other method.
+        """
         self.folder, self.params = folder, params
         self.options = options if options is not None else BarrierOptions()
-        folder.mkdir(parents=True, exist_ok=True)
-        states = state or {}
         self.signer = Signer(params)
         self.run = DedupRun(params, folder, self.options.memory, Rule(ranked=self.options.policy.ranks))
+        self.statistics = DedupStatistics(params, folder)
+        self._decisions: Decisions | None = None
+        with scratch_faults(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._open(state)
+
+    def _open(self, state: dict[str, Any] | None) -> None:
+        folder, states = self.folder, state or {}
         again = state is not None and (folder / DECIDING).exists()
         if state is None or again:
             clear_scratch(folder)
@@ -113,8 +122,6 @@ class Barrier:
             self.run.resume(states["run"])
         self.spool = SpoolWriter(self.spool_path, states.get("spool"))
         self.origins = Origins(folder / "origins", states.get("origins"))
-        self.statistics = DedupStatistics(params, folder)
-        self._decisions: Decisions | None = None
         if again:
             self._sign_again()
         (folder / DECIDING).unlink(missing_ok=True)
@@ -126,9 +133,10 @@ class Barrier:
 
     def take(self, block: SignedBlock) -> None:
         """Add the next block."""
-        self.spool.append(block.frame)
-        self.run.add(block.signed, block.order_keys)
-        self.origins.append(block.input_numbers, block.lines)
+        with scratch_faults(self.folder):
+            self.spool.append(block.frame)
+            self.run.add(block.signed, block.order_keys)
+            self.origins.append(block.input_numbers, block.lines)
 
     def _sign_again(self) -> None:
         """Make the keys anew from the spool, for a run that was killed while it decided."""
@@ -140,11 +148,12 @@ class Barrier:
 
     def checkpoint(self) -> dict[str, Any]:
         """Make everything taken durable; JSON. The last one before `decide` stays good while deciding."""
-        return {
-            "run": self.run.checkpoint(),
-            "spool": self.spool.checkpoint(),
-            "origins": self.origins.checkpoint(),
-        }
+        with scratch_faults(self.folder):
+            return {
+                "run": self.run.checkpoint(),
+                "spool": self.spool.checkpoint(),
+                "origins": self.origins.checkpoint(),
+            }
 
     def reader(self) -> SpoolReader:
         """The spool for reading; nothing can be taken after this."""
@@ -159,8 +168,8 @@ class Barrier:
         source_names: the inputs' paths by number. progress: see DedupRun.decide.
         """
         self.spool.close()
-        (self.folder / DECIDING).touch()
-        with self.reader() as reader:
+        with scratch_faults(self.folder), self.reader() as reader:
+            (self.folder / DECIDING).touch()
             source = SpoolSource(reader, self.signer)
             self._decisions = self.run.decide(source, self.options.index, progress, self.signer.native)
             self.statistics.uncounted, self.statistics.compared = self.run.uncounted, self.run.compared
@@ -215,20 +224,6 @@ class Barrier:
                 estimated = float(np.mean(signatures[0] == signatures[1]))
         names = self._named(document, source_names)[1], self._named(kept, source_names)[1]
         return SampledPair(*names, exact, estimated, _excerpt(dropped_text), _excerpt(kept_text))
-
-    def add_to_index(self, name: str = "") -> None:
-        """Put every kept document into the index; after all of `decide` was read. See IndexBatch.commit for name."""
-        index = self.options.index
-        assert index is not None and self._decisions is not None, "decide first, with an index"
-        with self.reader() as reader, index.begin() as batch:
-            flags = (bool(kept) for part in self._decisions.ranges() for kept in part.kept)
-            for frame in range(len(reader)):
-                kept = [document for document in reader.documents(frame) if next(flags)]
-                texts = [document.text for document in kept]
-                identities = [Identity(document.path, document.line, document.id) for document in kept]
-                if texts:
-                    batch.add(identities, self.signer.sign(texts), self.signer.sets(texts))
-            batch.commit(name)
 
     def close(self) -> None:
         """Close and delete everything in the work folder."""

@@ -3,7 +3,8 @@
     report = mmdata.dedup(["corpus/"], "out/unique.jsonl", threshold=0.8, index="out/index", workers=2)
 
 Beside OUT (suffix .gz or .zst compresses): OUT_dropped.jsonl.gz names for each dropped record the kept one,
-OUT_rejects.jsonl holds what could not be read, OUT_report.json the statistics.
+OUT_rejects.jsonl holds what could not be read, OUT_report.json the statistics. Work files lie in OUT.work; the same
+command after a kill goes on from there.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mmdata.dedup.barrier import Barrier, BarrierOptions
-from mmdata.dedup.decide import remove_scratch
-from mmdata.dedup.files import FileOptions, FilePass, check_outputs, sibling, split_options, text_bytes_guess
-from mmdata.dedup.index import DedupIndex
+from mmdata.dedup.file_run import FileRun, KeepOrDrop
+from mmdata.dedup.files import FileOptions, FilePass, refuse_inputs, sibling, split_options, text_bytes_guess
+from mmdata.dedup.index import Batch, DedupIndex
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
 from mmdata.dedup.repeated import UnitReport, remove_repeated
 from mmdata.dedup.rewrite import write_json
-from mmdata.jsonl import JsonlWriter
+from mmdata.dedup.session import Place, Session
+from mmdata.dedup.signer import Signer
 
 AVERAGE_RECORD = 2000
 """Bytes a record, assumed by the plan for input it has not read."""
@@ -90,11 +91,20 @@ class _Deduplication:
     def __init__(self, inputs: Any, output: str, params: DedupParams, run: FileOptions) -> None:
         self._params, self._run, self._output = params, run, output
         self._files = FilePass(inputs, params, run)
-        self._dropped = sibling(output, "_dropped.jsonl.gz")
-        self._rejects = sibling(output, "_rejects.jsonl")
-        self._report = sibling(output, "_report.json")
-        check_outputs(self._files.inputs, (output, self._dropped, self._rejects, self._report), run.overwrite)
-        self._index = None if run.index is None else DedupIndex(Path(run.index), params)
+        outputs = {
+            "kept": output, "dropped": sibling(output, "_dropped.jsonl.gz"),
+            "rejects": sibling(output, "_rejects.jsonl"),
+        }  # fmt: skip
+        self._place = Place(
+            Path(sibling(output, ".work")), outputs, sibling(output, "_report.json"), run.overwrite,
+            self._files.from_stream, run.commit_seconds,
+        )  # fmt: skip
+        refuse_inputs(self._files.inputs, (*outputs.values(), self._place.report))
+        self._place.check()
+        self._fingerprint = self._files.fingerprint("dedup", {})
+        self._index: DedupIndex | None = None
+        if run.index is not None:
+            self._index = DedupIndex(Path(run.index), params, Batch.of(self._fingerprint, output, Path(run.index)))
 
     def plan(self) -> Plan:
         """From the sizes of the inputs."""
@@ -102,44 +112,22 @@ class _Deduplication:
         return Plan(size // AVERAGE_RECORD + 1, size, self._params, self._run.memory)
 
     def execute(self) -> DedupReport:
-        folder = Path(self._output + ".work")
-        remove_scratch(folder)
-        folder.mkdir()
-        try:
+        """All outputs get their names together, after the index took the batch: nothing is half done."""
+        if self._index is not None and self._index.holds_batch:
+            self._run.notice(f"{self._run.index} holds this very batch already: its own documents do not count")
+        with Session(self._place, self._fingerprint) as session:
             plan = self.plan()
-            plan.check(folder)
+            if session.state is None:
+                plan.check(session.scratch)
+            else:
+                self._run.notice(f"going on with the unfinished run in {self._place.work}")
             for line in plan.lines()[:3]:
                 self._run.notice(line)
             self._files.prepare_kernels()
-            options = BarrierOptions(self._files.policy, self._run.memory, self._index)
-            barrier = Barrier(folder, self._params, options)
-            try:
-                return self._through(barrier)
-            finally:
-                barrier.close()
-        finally:
-            remove_scratch(folder)
-
-    def _through(self, barrier: Barrier) -> DedupReport:
-        """All outputs get their names together, after the index took the batch: nothing is half done."""
-        overwrite, counts = self._run.overwrite, self._files.counts
-        with (
-            JsonlWriter(self._rejects, overwrite=overwrite) as rejects,
-            JsonlWriter(self._dropped, overwrite=overwrite) as dropped,
-            JsonlWriter(self._output, overwrite=overwrite) as kept,
-        ):
-            for _ in self._files.read(barrier, rejects):
-                pass
-            with barrier.reader() as reader:
-                for decision, lines in self._files.frames(barrier, reader):
-                    for line, stays in zip(lines, decision.kept.tolist(), strict=True):
-                        if stays:
-                            kept.write_line(line)
-                            counts.kept += 1
-                    self._files.write_dropped(dropped, reader, decision)
-            statistics = barrier.statistics.to_json(self._files.names)
-            if self._index is not None:
-                barrier.add_to_index()
-        report = DedupReport(self._output, **asdict(counts), engine=barrier.signer.engine, statistics=statistics)
-        write_json(self._report, {name: getattr(report, name) for name in DedupReport.__slots__})
+            state = FileRun(self._files, session, KeepOrDrop(), self._index).execute()
+            session.publish()
+            counts, engine = asdict(self._files.counts), Signer(self._params).engine
+            report = DedupReport(self._output, **counts, engine=engine, statistics=state["statistics"])
+            write_json(self._place.report, {name: getattr(report, name) for name in DedupReport.__slots__})
+            session.finish()
         return report

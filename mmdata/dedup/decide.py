@@ -9,7 +9,6 @@ bytes. Without a work folder everything stays in memory.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +131,9 @@ class DedupRun:
             if path.exists():
                 os.truncate(path, 8 * self.total)
             self._ordered = self.total
+        else:
+            # Keys of add_order, by a run that was killed before it decided.
+            self._order_path().unlink(missing_ok=True)
 
     def decide(
         self,
@@ -264,8 +266,3 @@ def clear_scratch(folder: Path) -> None:
     """Delete what a DedupRun may have left in its folder."""
     for path in [*folder.glob("*.pairs"), *folder.glob("keys-*.log"), folder / "order.f8"]:
         path.unlink(missing_ok=True)
-
-
-def remove_scratch(folder: Path) -> None:
-    """Delete a work folder made for one run."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -3,15 +3,19 @@
     report = mmdata.decontaminate(["train.jsonl"], against=["gsm8k_test.jsonl"], output="out/clean.jsonl")
 
 Beside OUT: OUT_dropped.jsonl.gz (each record's best matching item under `kept`), OUT_rejects.jsonl and
-OUT_report.json with the coverage of every evaluation item. Streams: memory grows with the evaluation set alone.
+OUT_report.json with the coverage of every evaluation item. Streams: memory grows with the evaluation set alone. The
+same command after a kill goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +25,19 @@ from mmdata.dedup.files import (
     DROP_FIELDS,
     FileOptions,
     ParserFactory,
-    check_outputs,
     describe_block,
+    refuse_inputs,
     reject_record,
     sibling,
     split_options,
 )
 from mmdata.dedup.overlap import EvalGrams, Overlap, collect_grams, gram_params, overlap_of
 from mmdata.dedup.rewrite import record_lines, write_json
+from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.dedup.signer import compile_kernels
 from mmdata.document import Document, Drop, Reject
-from mmdata.errors import DedupParameterError
-from mmdata.jsonl import Block, JsonlWriter, ReadOptions, find_inputs, read_blocks
+from mmdata.errors import DedupParameterError, InputChangedError
+from mmdata.jsonl import Block, InputFile, Position, ReadOptions, find_inputs, read_blocks, stat_inputs
 from mmdata.records import RecordOptions, parse_block
 from mmdata.run.executor import make_executor
 
@@ -106,6 +111,7 @@ class _Checked:
     rejects: list[Reject]
     records: int
     blank: int
+    end: Position
 
 
 def decontaminate(inputs: Any, against: Any, output: str | os.PathLike[str], **options: Any) -> DecontaminationReport:
@@ -115,21 +121,59 @@ def decontaminate(inputs: Any, against: Any, output: str | os.PathLike[str], **o
     UsageError, InputError, OutputError and their kin, DedupParameterError for an evaluation set with nothing to check.
     """
     rule, run = split_options(options, DecontaminateOptions, FileOptions)
-    evaluation = read_evaluation(against, rule, run)
-    files = find_inputs([inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs))
+    evaluation, against_facts = read_evaluation(against, rule, run)
+    inputs = find_inputs([inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs))
     output = os.fspath(output)
-    paths = [output, *(sibling(output, end) for end in ("_dropped.jsonl.gz", "_rejects.jsonl", "_report.json"))]
-    check_outputs(files, paths, run.overwrite)
+    ends = {"dropped": "_dropped.jsonl.gz", "rejects": "_rejects.jsonl"}
+    outputs = {"kept": output, **{role: sibling(output, end) for role, end in ends.items()}}
+    from_stream = any(source.path == "-" for source in inputs)
+    place = Place(
+        Path(sibling(output, ".work")), outputs, sibling(output, "_report.json"), run.overwrite, from_stream,
+        run.commit_seconds,
+    )  # fmt: skip
+    refuse_inputs(inputs, (*outputs.values(), place.report))
+    place.check()
     compile_kernels(gram_params(rule.ngram, rule.unit), run.notice)
-    totals = _Totals(evaluation)
-    build = partial(_build_worker, evaluation, rule, run.for_workers())
-    with (
-        JsonlWriter(paths[0], overwrite=run.overwrite) as kept,
-        JsonlWriter(paths[1], overwrite=run.overwrite) as dropped,
-        JsonlWriter(paths[2], overwrite=run.overwrite) as rejects,
-    ):
-        blocks = read_blocks(files, run.read)
-        for result in make_executor(run.executor, run.workers).map(build, blocks, describe=describe_block):
+    with Session(place, _fingerprint(inputs, against_facts, rule, run)) as session:
+        totals = _Totals(evaluation)
+        _check(inputs, (evaluation, rule, run), session, totals)
+        session.publish()
+        report = totals.report(output)
+        write_json(place.report, {name: getattr(report, name) for name in DecontaminationReport.__slots__})
+        session.finish()
+    return report
+
+
+def _fingerprint(
+    inputs: list[InputFile], against: dict[str, Any], rule: DecontaminateOptions, run: FileOptions
+) -> dict[str, Any]:
+    from mmdata import __version__
+
+    rules = {name: getattr(rule, name) for name in DecontaminateOptions.__slots__ if name != "against_parser"}
+    chosen = {"command": "decontaminate", **rules, **run.shaping()}
+    return {"options": chosen, "inputs": stat_inputs(inputs), "against": against, "version": __version__}
+
+
+def _check(
+    inputs: list[InputFile],
+    how: tuple[EvalGrams, DecontaminateOptions, FileOptions],
+    session: Session,
+    totals: _Totals,
+) -> None:
+    """Every block from where the session's state says. Raises InputChangedError."""
+    run, state, position = how[2], session.state, Position()
+    facts = stat_inputs(inputs)
+    if state is not None:
+        run.notice(f"going on with the unfinished run in {session.place.work}")
+        totals.restore(state["totals"])
+        position = Position.from_json(state["position"])
+        if state["phase"] == PUBLISH:
+            return
+    kept, dropped, rejects = (session.writers[role] for role in ("kept", "dropped", "rejects"))
+    blocks = read_blocks(inputs, run.read, position)
+    build = partial(_build_worker, how[0], how[1], run.for_workers())
+    with closing(make_executor(run.executor, run.workers).map(build, blocks, describe=describe_block)) as results:
+        for result in results:
             for line in result.kept:
                 kept.write_line(line)
             for record in result.dropped:
@@ -137,13 +181,19 @@ def decontaminate(inputs: Any, against: Any, output: str | os.PathLike[str], **o
             for reject in result.rejects:
                 rejects.write(reject_record(reject))
             totals.add(result)
-    report = totals.report(output)
-    write_json(paths[3], {name: getattr(report, name) for name in DecontaminationReport.__slots__})
-    return report
+            reached = partial(totals.checkpoint, "check", result.end)
+            session.commit_if_due(reached)
+            position = result.end
+    if stat_inputs(inputs) != facts:
+        raise InputChangedError("an input changed while it was read: run the command again")
+    session.commit(totals.checkpoint(PUBLISH, position))
 
 
-def read_evaluation(against: Any, rule: DecontaminateOptions, run: FileOptions) -> EvalGrams:
-    """The evaluation items' grams. Raises DedupParameterError when no item is long enough, or one is unreadable."""
+def read_evaluation(against: Any, rule: DecontaminateOptions, run: FileOptions) -> tuple[EvalGrams, dict[str, Any]]:
+    """The evaluation items' grams, and sizes and times of their files.
+
+    Raises DedupParameterError when no item is long enough, or one is unreadable.
+    """
     files = find_inputs([against] if isinstance(against, (str, os.PathLike)) else list(against))
     parser = None if rule.against_parser is None else rule.against_parser()
     records = RecordOptions(rule.against_keys, rule.against_format)  # type: ignore[arg-type]
@@ -162,7 +212,7 @@ def read_evaluation(against: Any, rule: DecontaminateOptions, run: FileOptions) 
             f"none of {len(documents)} evaluation records has {min(rule.shortest, rule.ngram)} words: nothing to look "
             "for; lower shortest"
         )
-    return evaluation
+    return evaluation, stat_inputs(files)
 
 
 class _Totals:
@@ -184,6 +234,24 @@ class _Totals:
         added = (result.records, kept, dropped, result.contaminated, rejected, result.blank)
         for name, count in zip(self._counts, added, strict=True):
             self._counts[name] += count
+
+    def checkpoint(self, phase: str, position: Position) -> dict[str, Any]:
+        """A state for the ledger: what was added so far, as JSON values."""
+        met = [base64.b64encode(np.packbits(one).tobytes()).decode("ascii") for one in self._met]
+        places = np.flatnonzero(self._documents)
+        documents = [places.tolist(), self._documents[places].tolist()]
+        totals = {"met": met, "documents": documents, "counts": self._counts}
+        return {"phase": phase, "position": position.to_json(), "totals": totals}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over the `totals` of `checkpoint`."""
+        for met, packed in zip(self._met, state["met"], strict=True):
+            bits = np.frombuffer(base64.b64decode(packed), dtype=np.uint8)
+            met[:] = np.unpackbits(bits, count=len(met)).astype(np.bool_)
+        places, counts = state["documents"]
+        self._documents[:] = 0
+        self._documents[places] = counts
+        self._counts = dict(state["counts"])
 
     def report(self, output: str) -> DecontaminationReport:
         """The account, with each item's coverage."""
@@ -214,7 +282,7 @@ def _build_worker(evaluation: EvalGrams, rule: DecontaminateOptions, run: FileOp
         lines = np.fromiter((document.line for document in documents), np.int64, len(documents))
         kept = record_lines(block, lines[~leaves], lambda _: ((d.line, d.record) for d in documents))
         dropped = [_drop(documents[i], overlap, i, evaluation, rule) for i in np.flatnonzero(leaves).tolist()]
-        return _Checked(kept, dropped, overlap, int(hit.sum()), parsed.rejects, parsed.records, parsed.blank)
+        return _Checked(kept, dropped, overlap, int(hit.sum()), parsed.rejects, parsed.records, parsed.blank, block.end)
 
     return work
 

@@ -1,29 +1,30 @@
 """What the commands over files share: options, reading and signing through workers, records of each frame again.
 
-Workers parse, sign and pack; the parent spools, decides and writes in input order, so results do not depend on the
-number of workers. Scratch lies in OUT.work and is removed at the end; a killed run starts anew.
+Workers parse, sign and pack; the parent takes their results in input order, so results do not depend on the number of
+workers. Blocks may be cut anew at any position: records are found again by input and line.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from mmdata.dedup.barrier import Barrier, FrameDecision, SignedBlock, drop_of, sign_documents
+from mmdata.dedup.barrier import FrameDecision, SignedBlock, drop_of, sign_documents
 from mmdata.dedup.decide import DEFAULT_MEMORY
 from mmdata.dedup.keeper import KeeperPolicy
+from mmdata.dedup.origins import Origins
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.rewrite import record_lines
 from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
 from mmdata.dedup.spool import SpoolReader
 from mmdata.document import Document, Reject
-from mmdata.errors import InputChangedError, OutputExistsError, UsageError
-from mmdata.jsonl import Block, InputFile, JsonlWriter, ReadOptions, find_inputs, read_blocks, stat_inputs
+from mmdata.errors import InputChangedError, UsageError
+from mmdata.jsonl import Block, InputFile, JsonlWriter, Position, ReadOptions, find_inputs, read_blocks, stat_inputs
 from mmdata.reading.writer import encode_record
 from mmdata.records import RecordOptions, RecordParser, parse_block
 from mmdata.run.executor import make_executor
@@ -43,7 +44,8 @@ class FileOptions:
     """How a command over files runs. keep: see KeeperPolicy.parse. index: folder of the incremental index.
 
     format: of records; every one but `text` needs `parser`, a picklable factory of a record parser. notice: told what
-    the user should know. None of workers, block_bytes, memory and overwrite can change a result.
+    the user should know. commit_seconds: how much work a kill may cost. None of workers, block_bytes, memory,
+    commit_seconds and overwrite can change a result.
     """
 
     keep: str = "first"
@@ -58,6 +60,7 @@ class FileOptions:
     encoding: str = "utf-8"
     txt_document: str = "file"
     block_bytes: int = 4 << 20
+    commit_seconds: float = 5.0
     notice: Callable[[str], None] = silent
 
     @property
@@ -73,6 +76,14 @@ class FileOptions:
     def for_workers(self) -> FileOptions:
         """The same without what cannot travel to another process."""
         return replace(self, notice=silent)
+
+    def shaping(self) -> dict[str, Any]:
+        """The options that can change a byte of the outputs, as JSON values."""
+        index = None if self.index is None else os.path.abspath(self.index)
+        return {
+            "keep": self.keep, "index": index, "json_keys": list(self.json_keys), "format": self.format,
+            "encoding": self.encoding, "txt_document": self.txt_document,
+        }  # fmt: skip
 
     def parse(self, block: Block) -> list[Document]:
         """The documents of a block."""
@@ -92,13 +103,17 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class SignedInput:
-    """A worker's result for one block of input. strata: the value of the field sampled by, for each document."""
+    """A worker's result for one block of input. strata: the value of the field sampled by, for each document.
+
+    end: where reading goes on.
+    """
 
     block: SignedBlock
     rejects: list[Reject]
     records: int
     blank: int
     strata: list[str]
+    end: Position
 
 
 class FilePass:
@@ -122,38 +137,46 @@ class FilePass:
             self.options.notice(SLOW_NOTE)
         compile_kernels(self.params, self.options.notice)
 
-    def read(self, barrier: Barrier, rejects: JsonlWriter) -> Iterator[SignedInput]:
-        """Sign everything into the barrier, yielding each block's result once it is taken."""
+    def signed(self, start: Position) -> Generator[SignedInput, None, None]:
+        """Every block from `start` on, parsed, signed and counted; close the generator when leaving early."""
         # Records of standard input cannot be read again, so they travel through the spool.
         build = partial(
             _build_worker, self.params, self.policy, self.options.for_workers(), (self.from_stream, self.by)
         )
-        blocks = read_blocks(self.inputs, self.options.read)
-        for result in self.executor.map(build, blocks, describe=describe_block):
-            barrier.take(result.block)
-            self.counts.records += result.records
-            self.counts.blank += result.blank
-            self.counts.rejected += len(result.rejects)
-            for reject in result.rejects:
-                rejects.write(reject_record(reject))
-            yield result
+        blocks = read_blocks(self.inputs, self.options.read, start)
+        with closing(self.executor.map(build, blocks, describe=describe_block)) as results:
+            for result in results:
+                self.counts.records += result.records
+                self.counts.blank += result.blank
+                self.counts.rejected += len(result.rejects)
+                yield result
 
-    def frames(self, barrier: Barrier, reader: SpoolReader) -> Iterator[tuple[FrameDecision, list[bytes]]]:
-        """Decide, and give each frame's decisions with all its records as lines.
+    def lines(
+        self, origins: Origins, reader: SpoolReader, start: tuple[Position, int]
+    ) -> Iterator[tuple[Position, list[bytes]]]:
+        """The records again as lines of JSON, from `start` on: (where reading goes on, the next documents' lines).
 
-        Raises InputChangedError when an input changed since it was read.
+        start: a position and the number of the first document behind it. Raises InputChangedError when an input
+        changed since it was read.
         """
-        decisions = barrier.decide(self.names)
+        position, document = start
         if self.from_stream:
-            for decision in decisions:
-                yield decision, [encode_record(document.record) for document in reader.documents(decision.frame)]
+            for frame in range(len(reader)):
+                yield position, [encode_record(one.record) for one in reader.documents(frame)]
             return
-        for decision, block in zip(decisions, read_blocks(self.inputs, self.options.read), strict=True):
-            first = decision.first_document
-            lines = barrier.origins.lines(first, first + len(decision.kept))
-            yield decision, record_lines(block, lines, self._parse_again)
-        if stat_inputs(self.inputs) != self._facts:
+        for block in read_blocks(self.inputs, self.options.read, position):
+            stop = origins.stop_of(document, block.input_number, block.end)
+            yield block.end, record_lines(block, origins.lines(document, stop), self._parse_again)
+            document = stop
+        if stat_inputs(self.inputs) != self._facts or document != origins.documents:
             raise InputChangedError("an input changed while it was deduplicated: run the command again")
+
+    def fingerprint(self, command: str, more: dict[str, Any]) -> dict[str, Any]:
+        """What an unfinished run must have in common with this one to be gone on with; see Ledger."""
+        from mmdata import __version__
+
+        chosen = {"command": command, "parameters": self.params.relevant(), **self.options.shaping(), **more}
+        return {"options": chosen, "inputs": self._facts, "version": __version__}
 
     def _parse_again(self, block: Block) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((document.line, document.record) for document in self.options.parse(block))
@@ -186,7 +209,7 @@ def _build_worker(
         parsed = parse_block(block, options.records, parser)
         signed = sign_documents(parsed.documents, signer, policy, with_records)
         strata = [] if by is None else [str(document.record.get(by)) for document in parsed.documents]
-        return SignedInput(signed, parsed.rejects, parsed.records, parsed.blank, strata)
+        return SignedInput(signed, parsed.rejects, parsed.records, parsed.blank, strata, block.end)
 
     return work
 
@@ -206,14 +229,12 @@ def describe_block(block: Block) -> str:
     return f"{block.path} from line {block.first_line} on ({len(block.data):,} bytes)"
 
 
-def check_outputs(inputs: Sequence[InputFile], outputs: Sequence[str], overwrite: bool) -> None:
-    """Make the outputs' folders. Raises OutputExistsError where one exists, UsageError where one is an input."""
+def refuse_inputs(inputs: Sequence[InputFile], outputs: Sequence[str]) -> None:
+    """Raise UsageError where an output is an input too."""
+    taken = {os.path.realpath(source.path) for source in inputs if source.path != "-"}
     for path in outputs:
-        if any(os.path.realpath(source.path) == os.path.realpath(path) for source in inputs if source.path != "-"):
+        if os.path.realpath(path) in taken:
             raise UsageError(f"{path} is an input too: choose another output")
-        if os.path.exists(path) and not overwrite:
-            raise OutputExistsError(f"{path} exists; choose another name or give --overwrite")
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
 def sibling(output: str, ending: str) -> str:

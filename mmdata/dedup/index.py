@@ -9,30 +9,34 @@ index as it was.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 import filelock
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from mmdata.dedup.external import PairStore
 from mmdata.dedup.index_run import Run, RunFacts, merge_runs, write_keys
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.signer import ShingleSets, Signed, concatenate_sets
-from mmdata.errors import DedupIndexChangedError, DedupIndexError, DedupIndexMismatchError
+from mmdata.errors import DedupIndexChangedError, DedupIndexError, DedupIndexMismatchError, OutputError
 
 U64 = NDArray[np.uint64]
 
 FORMAT = 1
 MANIFEST = "index.json"
 KEY_SHIFT = 56
+OWN = re.compile(r"\.|run-\d{8}(\.partial)?$|index\.json\.partial$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +48,54 @@ class Identity:
     id: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is added at once. name: the same for the same inputs and options. output: where the kept records go.
+
+    One output has one batch in the index: when a run writes the output again, what the earlier one added does not
+    count against it. With the same name the index stays as it is, and nothing added later counts either, so that the
+    outcome is the same; with another name the earlier batch is replaced.
+    """
+
+    name: str
+    output: str
+
+    @classmethod
+    def of(cls, fingerprint: Mapping[str, Any], output: str, index: Path) -> Batch:
+        """fingerprint: JSON values of everything that can change the outcome. output: its path."""
+        text = json.dumps(fingerprint, sort_keys=True, ensure_ascii=True)
+        place = os.path.abspath(output)
+        with contextlib.suppress(ValueError):  # another drive
+            # Folders that are moved together stay together.
+            place = os.path.relpath(place, os.path.abspath(index))
+        return cls(xxhash.xxh3_128_hexdigest(text.encode("ascii")), place.replace(os.sep, "/"))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch of the index: its documents are first, first + 1, ... replaced: they count no longer."""
+
+    name: str
+    output: str
+    first: int
+    documents: int
+    replaced: bool = False
+
+
 class DedupIndex:
     """Read access to an index folder, as a PinnedSource of decide.py; `begin` starts a batch to add."""
 
-    def __init__(self, folder: Path, params: DedupParams) -> None:
-        """Open, or start an empty one where there is nothing yet.
+    def __init__(self, folder: Path, params: DedupParams, batch: Batch | None = None) -> None:
+        """Open, or start an empty one where there is nothing yet. batch: what is to be added, see Batch.
 
         Raises DedupIndexMismatchError when it was made with other parameters, DedupIndexError when it is damaged or
         the folder holds something else.
         """
-        self.folder, self.params = Path(folder), params
+        self.folder, self.params, self.batch = Path(folder), params, batch
         manifest = _read_manifest(self.folder)
         if manifest is None:
-            if self.folder.is_dir() and any(not name.name.startswith(".") for name in self.folder.iterdir()):
+            # A first run that was killed leaves its unfinished files.
+            if self.folder.is_dir() and not all(OWN.match(path.name) for path in self.folder.iterdir()):
                 raise DedupIndexError(f"{self.folder}: not empty and no deduplication index (no {MANIFEST})")
             manifest = {"format": FORMAT, "generation": 0, "params": params.relevant(), "runs": [], "batches": []}
         elif manifest["fingerprint"] != params.fingerprint():
@@ -64,14 +103,53 @@ class DedupIndex:
                 f"{self.folder}: made with other parameters ({_differences(manifest['params'], params.relevant())}); "
                 "use the index's parameters or another folder"
             )
+        self._refuse_unwritable()
         self.generation = int(manifest["generation"])
-        self.batches: list[str] = list(manifest["batches"])
+        try:
+            self.stored = [StoredBatch(**facts) for facts in manifest["batches"]]
+        except TypeError as fault:
+            raise DedupIndexError(f"{self.folder / MANIFEST}: damaged ({fault}); build the index anew") from fault
         self.runs = [Run(self.folder, RunFacts(**facts)) for facts in manifest["runs"]]
+
+    def _refuse_unwritable(self) -> None:
+        """Before hours of work, not after. Raises OutputError."""
+        place = self.folder
+        while not place.exists():
+            place = place.parent
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise OutputError(f"{place}: not writable, so the index cannot be added to; change its permissions")
 
     @property
     def documents(self) -> int:
         """How many documents it holds."""
         return sum(run.facts.documents for run in self.runs)
+
+    @property
+    def batches(self) -> list[str]:
+        """Names of the batches it holds, without those that were replaced."""
+        return [stored.name for stored in self.stored if stored.name and not stored.replaced]
+
+    @property
+    def earlier(self) -> StoredBatch | None:
+        """The batch that an earlier run put in for the output of `batch`."""
+        wanted = self.batch
+        if wanted is None:
+            return None
+        return next((one for one in self.stored if one.output == wanted.output and not one.replaced), None)
+
+    @property
+    def holds_batch(self) -> bool:
+        """Whether `batch` itself is in already: nothing is to be added."""
+        earlier = self.earlier
+        return earlier is not None and self.batch is not None and earlier.name == self.batch.name
+
+    def _hidden(self) -> list[tuple[int, int]]:
+        """Ranges of documents that do not count; see Batch."""
+        ranges = [(one.first, one.first + one.documents) for one in self.stored if one.replaced]
+        earlier = self.earlier
+        if earlier is not None:
+            ranges.append((earlier.first, self.documents if self.holds_batch else earlier.first + earlier.documents))
+        return ranges
 
     def find(self, keys: U64) -> tuple[U64, U64]:
         """(key, document number) of every match of distinct ascending keys, ordered by key, then number."""
@@ -80,6 +158,9 @@ class DedupIndex:
             return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64)
         all_keys = np.concatenate([pair[0] for pair in found])
         numbers = np.concatenate([pair[1] for pair in found])
+        for low, high in self._hidden():
+            counts = (numbers < np.uint64(low)) | (numbers >= np.uint64(high))
+            all_keys, numbers = all_keys[counts], numbers[counts]
         order = np.lexsort((numbers, all_keys))
         return all_keys[order], numbers[order]
 
@@ -159,7 +240,7 @@ class IndexBatch:
         self._files[name].write(value.to_bytes(8, "little"))
 
     def commit(self, name: str = "", memory: int = 64 << 20) -> None:
-        """Make the batch part of the index, durably and at once. name: remembered in `batches`, for resumed runs."""
+        """Make the batch part of the index, durably and at once. name: of a batch without an output."""
         self._write("starts", self._values)
         self._write("id-starts", self._id_bytes)
         for file in self._files.values():
@@ -175,11 +256,21 @@ class IndexBatch:
         else:
             shutil.rmtree(self._partial)
         runs = merge_runs(self.index.folder, runs, self.index.generation + 1)
-        _write_manifest(self.index, runs, name)
+        self._remember(StoredBatch(name, "", first, self._documents))
+        _write_manifest(self.index, runs)
         self.index.runs = runs
         _remove_unreferenced(self.index)
         self._open = False
         self._lock.release()
+
+    def _remember(self, added: StoredBatch) -> None:
+        index = self.index
+        earlier, batch = index.earlier, index.batch
+        index.stored = [replace(one, replaced=True) if one is earlier else one for one in index.stored]
+        if batch is not None:
+            added = replace(added, name=batch.name, output=batch.output)
+        if added.name:
+            index.stored.append(added)
 
     def abandon(self) -> None:
         """Leave the index as it was."""
@@ -208,16 +299,15 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         raise DedupIndexError(f"{path}: damaged ({fault}); build the index anew") from fault
 
 
-def _write_manifest(index: DedupIndex, runs: list[Run], name: str) -> None:
+def _write_manifest(index: DedupIndex, runs: list[Run]) -> None:
     index.generation += 1
-    index.batches = [*index.batches, name] if name else index.batches
     manifest = {
         "format": FORMAT,
         "generation": index.generation,
         "fingerprint": index.params.fingerprint(),
         "params": index.params.relevant(),
         "runs": [asdict(run.facts) for run in runs],
-        "batches": index.batches,
+        "batches": [asdict(stored) for stored in index.stored],
     }
     temporary = index.folder / f"{MANIFEST}.partial"
     with temporary.open("wb") as file:

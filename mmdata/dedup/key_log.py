@@ -74,8 +74,8 @@ class KeyLog:
                 path.unlink()
         self.rows = rows
 
-    def drain(self) -> Iterator[tuple[U64, U64]]:
-        """(numbers, keys (n, width)) in order; each segment is deleted once it is read."""
+    def drain(self, consume: bool = True) -> Iterator[tuple[U64, U64]]:
+        """(numbers, keys (n, width)) in order; consume: each segment is deleted once it is read."""
         self._close_segment()
         kept, self._kept = self._kept, []
         for rows in kept:
@@ -88,7 +88,8 @@ class KeyLog:
                 while data := file.read(BATCH_ROWS * self._row_bytes):
                     rows = np.frombuffer(data, dtype="<u8").reshape(-1, self.width + 1)
                     yield rows[:, 0], rows[:, 1:]
-            path.unlink()
+            if consume:
+                path.unlink()
 
     def _close_segment(self) -> None:
         """Segments become durable when they are full, so that a checkpoint has one file to look after."""

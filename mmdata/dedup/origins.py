@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import DedupStateError
+from mmdata.jsonl import Position
 
 I64 = NDArray[np.int64]
+WINDOW = 4096
 ENTRY = np.dtype([("input", "<u4"), ("line", "<u8")])
 
 
@@ -51,6 +53,19 @@ class Origins:
     def lines(self, start: int, stop: int) -> I64:
         """Lines of documents start to stop - 1."""
         return self._entries(start, stop)["line"].astype(np.int64)
+
+    def stop_of(self, start: int, input_number: int, end: Position) -> int:
+        """The first document from `start` on that stands at or behind `end`, where a block of that input ends."""
+        at = start
+        while at < self.documents:
+            entries = self._entries(at, min(at + WINDOW, self.documents))
+            inside = entries["input"] <= input_number
+            if end.input_number == input_number:
+                inside &= (entries["input"] < input_number) | (entries["line"] < end.line)
+            if not inside.all():
+                return at + int(np.argmin(inside))
+            at += len(entries)
+        return at
 
     def _entries(self, start: int, stop: int) -> NDArray[np.void]:
         self._file.flush()

@@ -3,7 +3,7 @@
 The first occurrence in reading order stays. Units of fewer than `shortest` characters (after stripping) always stay, so
 that short answers and headings survive. Equal means equal in 88 bits of a 128-bit hash after normalisation: among 10^9
 distinct units one wrong removal is expected in 10^8 corpora. Reads the inputs twice in this process; scratch: 16 bytes
-a unit. Texts must stand at top-level keys of their records.
+a unit. Texts must stand at top-level keys of their records. The same command after a kill goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.dedup import exact
-from mmdata.dedup.decide import remove_scratch
 from mmdata.dedup.external import PairStore
-from mmdata.dedup.files import FileOptions, check_outputs, reject_record, sibling, split_options
+from mmdata.dedup.files import FileOptions, refuse_inputs, reject_record, sibling, split_options
+from mmdata.dedup.key_log import KeyLog
 from mmdata.dedup.rewrite import write_json
+from mmdata.dedup.scratch import scratch_faults
+from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.document import Document
 from mmdata.errors import DedupParameterError, InputChangedError, UsageError
-from mmdata.jsonl import InputFile, JsonlWriter, find_inputs, read_blocks, stat_inputs
+from mmdata.jsonl import Block, InputFile, Position, find_inputs, read_blocks, stat_inputs
 from mmdata.records import ParsedBlock, parse_block
 
 U64 = NDArray[np.uint64]
 
 LEVELS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n[ \t]*\n\s*)")}
+REMOVED = "removed.u64"
+AHEAD = 1 << 16
 POSITION_BITS = 40
 POSITIONS = np.uint64((1 << POSITION_BITS) - 1)
 
@@ -86,32 +91,25 @@ def remove_repeated(inputs: Any, output: str | os.PathLike[str], **options: Any)
     files = find_inputs([inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs))
     if any(source.path == "-" for source in files):
         raise UsageError(f"level {rule.level} reads its inputs twice: standard input cannot be")
-    output = os.fspath(output)
-    paths = [output, *(sibling(output, end) for end in ("_dropped.jsonl.gz", "_rejects.jsonl", "_report.json"))]
-    check_outputs(files, paths, run.overwrite)
-    folder = Path(output + ".work")
-    remove_scratch(folder)
-    folder.mkdir()
-    try:
-        report = UnitReport(output)
-        facts = stat_inputs(files)
-        repeated = _find(files, rule, run, PairStore(folder, "units", 56))
-        with (
-            JsonlWriter(output, overwrite=run.overwrite) as kept,
-            JsonlWriter(paths[1], overwrite=run.overwrite) as dropped,
-            JsonlWriter(paths[2], overwrite=run.overwrite) as rejects,
-        ):
-            _rewrite(files, (rule, run), _Removals(repeated, run.memory), (kept, dropped, rejects), report)
-            if stat_inputs(files) != facts:
-                raise InputChangedError("an input changed while it was deduplicated: run the command again")
-        write_json(paths[3], asdict(report))
-        return report
-    finally:
-        remove_scratch(folder)
+    place = _place(os.fspath(output), run)
+    refuse_inputs(files, (*place.outputs.values(), place.report))
+    place.check()
+    chosen = {"command": "repeated", **asdict(rule), **run.shaping()}
+    with Session(place, {"options": chosen, "inputs": stat_inputs(files)}) as session:
+        if session.state is not None:
+            run.notice(f"going on with the unfinished run in {place.work}")
+        report = _UnitRun(files, (rule, run), session).execute()
+        session.publish()
+        write_json(place.report, asdict(report))
+        session.finish()
+    return report
 
 
-def _parsed(files: list[InputFile], run: FileOptions) -> Iterator[ParsedBlock]:
-    return (parse_block(block, run.records) for block in read_blocks(files, run.read))
+def _place(output: str, run: FileOptions) -> Place:
+    ends = {"dropped": "_dropped.jsonl.gz", "rejects": "_rejects.jsonl"}
+    outputs = {"kept": output, **{role: sibling(output, end) for role, end in ends.items()}}
+    report = sibling(output, "_report.json")
+    return Place(Path(sibling(output, ".work")), outputs, report, run.overwrite, False, run.commit_seconds)
 
 
 def compared_units(text: str, rule: UnitOptions) -> Iterator[tuple[int, str]]:
@@ -121,73 +119,130 @@ def compared_units(text: str, rule: UnitOptions) -> Iterator[tuple[int, str]]:
             yield 2 * place, exact.normalize(piece, rule.normalize)
 
 
-def _find(files: list[InputFile], rule: UnitOptions, run: FileOptions, store: PairStore) -> PairStore:
-    """The positions (numbers of compared units in reading order) of units that occurred before, as keys."""
-    position = 0
-    for parsed in _parsed(files, run):
-        units = [unit for d in parsed.documents for part in d.parts for _, unit in compared_units(part.text, rule)]
-        hashes = exact.text_hashes(units)
-        positions = np.arange(position, position + len(units), dtype=np.uint64)
-        store.append(hashes[:, 0], (hashes[:, 1] << np.uint64(POSITION_BITS)) | positions)
-        position += len(units)
-    repeated = PairStore(store.folder, "repeated", max(position.bit_length() - 8, 0))
-    last: tuple[np.uint64, np.uint64] | None = None
-    for keys, payloads in store.read_sorted(run.memory, consume=True):
-        order = np.lexsort((payloads, keys))
-        keys, payloads = keys[order], payloads[order]
-        tags = payloads >> np.uint64(POSITION_BITS)
-        again = np.zeros(len(keys), dtype=np.bool_)
-        again[1:] = (keys[1:] == keys[:-1]) & (tags[1:] == tags[:-1])
-        again[0] = last == (keys[0], tags[0])
-        repeated.append(payloads[again] & POSITIONS, payloads[again])
-        last = (keys[-1], tags[-1])
-    return repeated
+class _UnitRun:
+    """One run: hash the units (`find`), sort them, write the records without repeated ones (`write`)."""
+
+    def __init__(self, files: list[InputFile], options: tuple[UnitOptions, FileOptions], session: Session) -> None:
+        self._files, self._session = files, session
+        self._rule, self._run = options
+        self._folder = session.scratch
+        self.report = UnitReport(session.place.outputs["kept"])
+
+    def execute(self) -> UnitReport:
+        """Everything before the outputs get their names. Raises InputChangedError and what reading raises."""
+        state, facts = self._session.state, stat_inputs(self._files)
+        with scratch_faults(self._folder):
+            if state is None or state["phase"] == "find":
+                state = self._find(state)
+            self.report = UnitReport(**{**state["report"], "output": self.report.output})
+            if state["phase"] == "write":
+                self._write(state)
+        if stat_inputs(self._files) != facts:
+            raise InputChangedError("an input changed while it was deduplicated: run the command again")
+        return self.report
+
+    def _parsed(self, position: Position) -> Iterator[tuple[Block, ParsedBlock]]:
+        for block in read_blocks(self._files, self._run.read, position):
+            yield block, parse_block(block, self._run.records)
+
+    def _find(self, state: dict[str, Any] | None) -> dict[str, Any]:
+        """Note the positions (numbers of compared units in reading order) of units that occurred before."""
+        log, position, start = KeyLog(self._folder, 1), 0, Position()
+        if state is not None:
+            log.resume(state["log"])
+            position, start = int(state["units"]), Position.from_json(state["position"])
+        for block, parsed in self._parsed(start):
+            texts = [part.text for document in parsed.documents for part in document.parts]
+            units = [unit for text in texts for _, unit in compared_units(text, self._rule)]
+            hashes = exact.text_hashes(units)
+            positions = np.arange(position, position + len(units), dtype=np.uint64)
+            log.append((hashes[:, 1] << np.uint64(POSITION_BITS)) | positions, hashes[:, :1])
+            position += len(units)
+            reached = {"phase": "find", "units": position, "position": block.end.to_json()}
+            self._session.commit_if_due(lambda reached=reached: {**reached, "log": log.checkpoint()})  # type: ignore[misc]
+        done = {"phase": "find", "units": position, "position": Position(len(self._files)).to_json()}
+        self._session.commit({**done, "log": log.checkpoint()})
+        self._sort(log, position)
+        begun = {"phase": "write", "position": Position().to_json(), "removed": 0, "report": asdict(self.report)}
+        self._session.commit(begun)
+        return begun
+
+    def _sort(self, log: KeyLog, total: int) -> None:
+        """Write the file of positions to be removed, ascending, uint64 each."""
+        store = PairStore(self._folder, "units", 56)
+        for payloads, keys in log.drain(consume=False):
+            store.append(keys[:, 0].copy(), payloads.copy())
+        repeated = PairStore(self._folder, "repeated", max(total.bit_length() - 8, 0))
+        last: tuple[np.uint64, np.uint64] | None = None
+        for keys, payloads in store.read_sorted(self._run.memory, consume=True):
+            order = np.lexsort((payloads, keys))
+            keys, payloads = keys[order], payloads[order]
+            tags = payloads >> np.uint64(POSITION_BITS)
+            again = np.zeros(len(keys), dtype=np.bool_)
+            again[1:] = (keys[1:] == keys[:-1]) & (tags[1:] == tags[:-1])
+            again[0] = last == (keys[0], tags[0])
+            repeated.append(payloads[again] & POSITIONS, payloads[again])
+            last = (keys[-1], tags[-1])
+        with (self._folder / REMOVED).open("wb") as file:
+            for positions, _ in repeated.read_sorted(self._run.memory, consume=True):
+                file.write(positions.astype("<u8").tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _write(self, state: dict[str, Any]) -> None:
+        removals = _Removals(self._folder / REMOVED, self.report.units, int(state["removed"]))
+        writers = self._session.writers
+        for block, parsed in self._parsed(Position.from_json(state["position"])):
+            self.report.records += parsed.records
+            self.report.blank += parsed.blank
+            self.report.rejected += len(parsed.rejects)
+            for reject in parsed.rejects:
+                writers["rejects"].write(reject_record(reject))
+            for document in parsed.documents:
+                self._write_document(document, removals)
+            self.report.units = removals.position
+            reached = {"position": block.end.to_json(), "removed": removals.taken, "report": asdict(self.report)}
+            self._session.commit_if_due(partial(dict, state, **reached))
+        self._session.commit({"phase": PUBLISH, "report": asdict(self.report)})
+
+    def _write_document(self, document: Document, removals: _Removals) -> None:
+        texts = [_without(part.text, self._rule, removals, self.report) for part in document.parts]
+        changed = any(text != part.text for text, part in zip(texts, document.parts, strict=True))
+        if changed and not any(text.strip() for text in texts):
+            self._session.writers["dropped"].write(_emptied(document, self._rule))
+            self.report.emptied += 1
+            return
+        paths = [part.json_path for part in document.parts]
+        written = {**document.record, **dict(zip(paths, texts, strict=True))} if changed else document.record
+        self._session.writers["kept"].write(written)
+        self.report.kept += 1
+        self.report.changed += changed
 
 
 class _Removals:
-    """Says of positions in ascending order whether they are to be removed."""
+    """Says of positions in ascending order whether they are to be removed. taken: how many were, of all there are."""
 
-    def __init__(self, repeated: PairStore, memory: int) -> None:
-        self._positions = (int(p) for keys, _ in repeated.read_sorted(memory, consume=True) for p in keys.tolist())
-        self._next = next(self._positions, -1)
-        self.position = 0
+    def __init__(self, path: Path, position: int, taken: int) -> None:
+        """position: of the next unit asked for. taken: how many before it are in the file."""
+        self.position, self.taken = position, taken
+        self._positions: NDArray[np.uint64] = np.zeros(0, dtype="<u8")
+        if path.stat().st_size:
+            self._positions = np.memmap(path, dtype="<u8", mode="r")
+        self._ahead = self._some()
+        self._next = next(self._ahead, -1)
+
+    def _some(self) -> Iterator[int]:
+        for low in range(self.taken, len(self._positions), AHEAD):
+            yield from self._positions[low : low + AHEAD].tolist()
 
     def take(self) -> bool:
-        """Whether the next position is to be removed."""
+        """Whether the next unit is to be removed."""
         found = self.position == self._next
         if found:
-            self._next = next(self._positions, -1)
+            self._next = next(self._ahead, -1)
+            self.taken += 1
         self.position += 1
         return found
-
-
-def _rewrite(
-    files: list[InputFile],
-    options: tuple[UnitOptions, FileOptions],
-    removals: _Removals,
-    writers: tuple[JsonlWriter, JsonlWriter, JsonlWriter],
-    report: UnitReport,
-) -> None:
-    rule, run = options
-    kept, dropped, rejects = writers
-    for parsed in _parsed(files, run):
-        report.records += parsed.records
-        report.blank += parsed.blank
-        report.rejected += len(parsed.rejects)
-        for reject in parsed.rejects:
-            rejects.write(reject_record(reject))
-        for document in parsed.documents:
-            texts = [_without(part.text, rule, removals, report) for part in document.parts]
-            changed = any(text != part.text for text, part in zip(texts, document.parts, strict=True))
-            if changed and not any(text.strip() for text in texts):
-                dropped.write(_emptied(document, rule))
-                report.emptied += 1
-                continue
-            paths = [part.json_path for part in document.parts]
-            kept.write({**document.record, **dict(zip(paths, texts, strict=True))} if changed else document.record)
-            report.kept += 1
-            report.changed += changed
-    report.units = removals.position
 
 
 def _without(text: str, rule: UnitOptions, removals: _Removals, report: UnitReport) -> str:

@@ -8,21 +8,24 @@ records in other strata change it. Memory: n entries a stratum, one byte and tho
 from __future__ import annotations
 
 import heapq
+import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from mmdata.dedup.barrier import Barrier, BarrierOptions
-from mmdata.dedup.decide import Rule, remove_scratch
-from mmdata.dedup.files import FileOptions, FilePass, SignedInput, check_outputs, sibling, split_options
+from mmdata.dedup.barrier import Barrier, FrameDecision
+from mmdata.dedup.decide import Rule
+from mmdata.dedup.file_run import KEPT, SAMPLED, FileRun
+from mmdata.dedup.files import FileOptions, FilePass, SignedInput, refuse_inputs, sibling, split_options
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.rewrite import write_json
-from mmdata.errors import DedupParameterError
-from mmdata.jsonl import JsonlWriter
+from mmdata.dedup.session import Place, Session
+from mmdata.errors import DedupParameterError, DedupStateError
 
 ORDER_CHUNK = 1 << 20
 REASON = "near_duplicate_of_test"
@@ -65,14 +68,11 @@ class Strata:
         self._chosen: dict[str, list[tuple[int, int]]] = {}
         self._seen = 0
 
-    def take(self, result: SignedInput, by: str | None) -> None:
-        """Look at a block's documents; those without a word are never sampled."""
-        block = result.block
-        strata = result.strata if by is not None else ["all"] * len(block.lines)
-        origins = zip(block.input_numbers.tolist(), block.lines.tolist(), block.signed.counted.tolist(), strict=True)
-        for stratum, (number, line, counted) in zip(strata, origins, strict=True):
-            self.documents[stratum] = self.documents.get(stratum, 0) + counted
-            if counted:
+    def take(self, names: list[str | None], origins: list[tuple[int, int]]) -> None:
+        """Look at the next documents: their stratum, None for one without a word, and (input number, line)."""
+        for stratum, (number, line) in zip(names, origins, strict=True):
+            if stratum is not None:
+                self.documents[stratum] = self.documents.get(stratum, 0) + 1
                 rank = xxhash.xxh3_64_intdigest(f"{number}:{line}".encode("ascii"), seed=self.seed)
                 heap = self._chosen.setdefault(stratum, [])
                 # A heap of negated hashes: its first entry is the highest hash kept so far.
@@ -99,7 +99,7 @@ class Strata:
             shares[max(names, key=lambda name: (shares[name], name))] -= 1
         return shares
 
-    def sampled(self) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], dict[str, int]]:
+    def sampled(self) -> tuple[NDArray[np.bool_], dict[str, int]]:
         """A flag for each document, and the shares."""
         flags, shares = np.zeros(self._seen, dtype=np.bool_), self.shares()
         for name, share in shares.items():
@@ -125,59 +125,104 @@ def sample(inputs: Any, output: str | os.PathLike[str], rest: str | os.PathLike[
     return _Sampling(files, os.fspath(output), os.fspath(rest), Strata(wanted, seed)).execute()
 
 
+class SamplingCourse:
+    """Draws while documents are signed; then only the drawn ones make others leave. See Course.
+
+    The strata of the documents go to a log, so that a killed run draws as if it had not been.
+    """
+
+    reason: str | None = REASON
+
+    def __init__(self, strata: Strata, by: str | None) -> None:
+        self.strata, self._by = strata, by
+        self._shares: dict[str, int] = {}
+        self._flags: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._log: BinaryIO | None = None
+
+    def open(self, folder: Path, state: dict[str, Any] | None) -> None:
+        """See Course. Raises DedupStateError where the log is cut."""
+        self.strata = Strata(self.strata.wanted, self.strata.seed)
+        path, size = folder / "strata.jsonl", 0 if state is None else int(state["bytes"])
+        self._log = path.open("ab+")
+        if self._log.seek(0, os.SEEK_END) < size:
+            raise DedupStateError(f"{path}: shorter than the {size} bytes recorded: start anew")
+        self._log.truncate(size)
+        self._log.seek(0)
+        for line in self._log:
+            names, origins = json.loads(line)
+            self.strata.take(names, origins)
+
+    def take(self, result: SignedInput) -> None:
+        """See Course."""
+        assert self._log is not None, "open it first"
+        block = result.block
+        names = result.strata if self._by is not None else ["all"] * len(block.lines)
+        counted = zip(names, block.signed.counted.tolist(), strict=True)
+        of_words = [name if has_words else None for name, has_words in counted]
+        origins = list(zip(block.input_numbers.tolist(), block.lines.tolist(), strict=True))
+        self._log.write(json.dumps([of_words, origins]).encode("ascii") + b"\n")
+        self.strata.take(of_words, origins)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """See Course."""
+        assert self._log is not None, "open it first"
+        self._log.flush()
+        os.fsync(self._log.fileno())
+        return {"bytes": self._log.tell()}
+
+    def prepare(self, barrier: Barrier) -> None:
+        """See Course."""
+        assert self._log is not None, "open it first"
+        self._log.close()
+        self._flags, self._shares = self.strata.sampled()
+        barrier.run.rule = Rule(ranked=True, always_kept=self._flags)
+        for low in range(0, len(self._flags), ORDER_CHUNK):
+            barrier.run.add_order(self._flags[low : low + ORDER_CHUNK].astype(np.float64))
+
+    def fates(self, decision: FrameDecision) -> NDArray[np.uint8]:
+        """See Course."""
+        first = decision.first_document
+        drawn = self._flags[first : first + len(decision.kept)]
+        return np.where(drawn, SAMPLED, np.where(decision.kept, KEPT, 0)).astype(np.uint8)
+
+    def summary(self) -> dict[str, Any]:
+        """The strata as SampleReport has them."""
+        documents = self.strata.documents
+        return {n: {"documents": documents[n], "sampled": self._shares.get(n, 0)} for n in sorted(documents)}
+
+
 class _Sampling:
     """One call of sample."""
 
     def __init__(self, files: FilePass, output: str, rest: str, strata: Strata) -> None:
         self._files, self._output, self._rest, self._strata = files, output, rest, strata
-        self._dropped, self._rejects = sibling(rest, "_dropped.jsonl.gz"), sibling(rest, "_rejects.jsonl")
-        self._report = sibling(output, "_report.json")
-        paths = (output, rest, self._dropped, self._rejects, self._report)
-        check_outputs(files.inputs, paths, files.options.overwrite)
+        outputs = {
+            "sampled": output, "kept": rest, "dropped": sibling(rest, "_dropped.jsonl.gz"),
+            "rejects": sibling(rest, "_rejects.jsonl"),
+        }  # fmt: skip
+        options = files.options
+        self._place = Place(
+            Path(sibling(output, ".work")), outputs, sibling(output, "_report.json"), options.overwrite,
+            files.from_stream, options.commit_seconds,
+        )  # fmt: skip
+        refuse_inputs(files.inputs, (*outputs.values(), self._place.report))
+        self._place.check()
 
     def execute(self) -> SampleReport:
-        folder = Path(self._output + ".work")
-        remove_scratch(folder)
-        folder.mkdir()
-        try:
-            self._files.prepare_kernels()
-            barrier = Barrier(folder, self._files.params, BarrierOptions(memory=self._files.options.memory))
-            try:
-                return self._through(barrier)
-            finally:
-                barrier.close()
-        finally:
-            remove_scratch(folder)
-
-    def _through(self, barrier: Barrier) -> SampleReport:
-        overwrite, counts, sampled = self._files.options.overwrite, self._files.counts, 0
-        with (
-            JsonlWriter(self._rejects, overwrite=overwrite) as rejects,
-            JsonlWriter(self._dropped, overwrite=overwrite) as dropped,
-            JsonlWriter(self._output, overwrite=overwrite) as test_file,
-            JsonlWriter(self._rest, overwrite=overwrite) as rest_file,
-        ):
-            for result in self._files.read(barrier, rejects):
-                self._strata.take(result, self._files.by)
-            flags, shares = self._strata.sampled()
-            barrier.run.rule = Rule(ranked=True, always_kept=flags)
-            for low in range(0, len(flags), ORDER_CHUNK):
-                barrier.run.add_order(flags[low : low + ORDER_CHUNK].astype(np.float64))
-            with barrier.reader() as reader:
-                for decision, lines in self._files.frames(barrier, reader):
-                    for place, line in enumerate(lines):
-                        if flags[decision.first_document + place]:
-                            test_file.write_line(line)
-                            sampled += 1
-                        elif decision.kept_of[place] == -1:
-                            rest_file.write_line(line)
-                            counts.kept += 1
-                    self._files.write_dropped(dropped, reader, decision, REASON)
-        documents = self._strata.documents
-        table = {n: {"documents": documents[n], "sampled": shares.get(n, 0)} for n in sorted(documents)}
-        totals = asdict(counts)
-        report = SampleReport(
-            self._output, self._rest, sampled=sampled, rest=totals.pop("kept"), strata=table, **totals
-        )
-        write_json(self._report, {name: getattr(report, name) for name in SampleReport.__slots__})
+        """Raises the errors of `sample`."""
+        files, strata, rest = self._files, self._strata, os.path.abspath(self._rest)
+        chosen = {"by": files.by, "n": strata.wanted, "seed": strata.seed, "rest": rest}
+        with Session(self._place, files.fingerprint("sample", chosen)) as session:
+            if session.state is not None:
+                files.options.notice(f"going on with the unfinished run in {self._place.work}")
+            files.prepare_kernels()
+            course = SamplingCourse(self._strata, files.by)
+            run = FileRun(files, session, course)
+            state = run.execute()
+            session.publish()
+            totals = asdict(files.counts)
+            drawn: dict[str, Any] = {"sampled": run.sampled, "rest": totals.pop("kept"), "strata": state["summary"]}
+            report = SampleReport(self._output, self._rest, **drawn, **totals)
+            write_json(self._place.report, {name: getattr(report, name) for name in SampleReport.__slots__})
+            session.finish()
         return report
