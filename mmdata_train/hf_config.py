@@ -1,5 +1,7 @@
-"""A Hugging Face config.json as a ModelConfig. Unknown architectures and features that would change the result are
-refused by name.
+"""A Hugging Face config.json as a ModelConfig, in the old and the new spelling.
+
+Where a key is absent, transformers' default for that architecture holds (configuration_*.py of transformers 5.24).
+Unknown architectures and features that would change the result are refused by name.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from mmdata_train.errors import ModelError
-from mmdata_train.hf import read_json
+from mmdata_train.hf_files import read_json
 from mmdata_train.model.config import ModelConfig, RopeKind, RopeScaling
 
 ACTIVATIONS = {
@@ -20,28 +22,73 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-SUPPORTED = (*LLAMA_LIKE, "gpt2")
+_COMMON = {
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_dropout": 0.0,
+    "initializer_range": 0.02, "head_dim": None, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+_WINDOWED = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {**_COMMON, "num_key_value_heads": None, "max_position_embeddings": 2048},
+    "mistral": {**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    "qwen2": {**_COMMON, **_WINDOWED, "num_key_value_heads": 32, "max_position_embeddings": 32768},
+    "qwen3": {**_COMMON, **_WINDOWED, "num_key_value_heads": 32, "max_position_embeddings": 32768, "head_dim": 128},
+}
+GPT2_DEFAULTS: dict[str, Any] = {
+    "n_inner": None, "n_positions": 1024, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+    "tie_word_embeddings": True, "initializer_range": 0.02, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
+}  # fmt: skip
+SUPPORTED = {
+    "llama": "Llama 1 to 3, Yi, DeepSeek LLM and Coder, and others of Llama's architecture",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3",
+    "gpt2": "GPT-2",
+}
+_EXPERTS = "it is a mixture of experts, which this engine does not train; use a dense model"
+_REFUSED = {
+    "mixtral": _EXPERTS,
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+    "deepseek": _EXPERTS,
+    "deepseek_v2": _EXPERTS,
+    "deepseek_v3": _EXPERTS,
+    "Yi": "it is Yi's first release with code of its own; use the model's current revision, which is a Llama",
+    "qwen": "it is the first Qwen with code of its own; use Qwen2 or newer",
+}
 Raw = Mapping[str, Any]
 
 
 def config_from_folder(folder: str | Path, **changes: Any) -> ModelConfig:
     """The model of a Hugging Face folder. `changes` replace fields (dropout, vocab_multiple). Raises ModelError."""
     path = Path(folder) / "config.json"
-    raw = read_json(path)
+    return config_from_json(read_json(path), str(path), **changes)
+
+
+def config_from_json(raw: Raw, where: str, **changes: Any) -> ModelConfig:
+    """The model of a config.json's object; `where` names it in messages. Raises ModelError."""
     kind = raw.get("model_type")
     try:
-        if kind in LLAMA_LIKE:
-            fields = _llama_like(raw, str(kind))
-        elif kind == "gpt2":
-            fields = _gpt2(raw)
-        else:
-            raise ModelError(f"model_type {kind!r} is not supported; supported: {', '.join(SUPPORTED)}")
+        _refuse(raw, kind)
+        fields = _gpt2({**GPT2_DEFAULTS, **raw}) if kind == "gpt2" else _llama_like(raw, str(kind))
         return ModelConfig(**{**fields, **changes})
     except KeyError as error:
-        raise ModelError(f"{path}: {error.args[0]!r} is missing") from None
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
+        raise ModelError(f"{where}: {error.args[0]!r} is missing") from None
+    except (TypeError, ValueError, ModelError) as error:
+        raise ModelError(f"{where}: {error}") from None
+
+
+def _refuse(raw: Raw, kind: Any) -> None:
+    if kind not in SUPPORTED:
+        named = ", ".join(str(name) for name in raw.get("architectures") or ()) or "a model without a name"
+        known = "; ".join(f"{name} ({what})" for name, what in SUPPORTED.items())
+        reason = f" ({_REFUSED[kind]})" if kind in _REFUSED else ""
+        raise ModelError(f"{named} of model_type {kind!r} is not supported{reason}; supported: {known}")
+    quantised = raw.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else quantised
+        raise ModelError(
+            f"the weights are quantised ({method}); use the original model, which trains and merges exactly"
+        )
 
 
 def _activation(name: str) -> str:
@@ -50,99 +97,123 @@ def _activation(name: str) -> str:
     return ACTIVATIONS[name]
 
 
-def _llama_like(raw: Raw, kind: str) -> dict[str, Any]:
-    attention_bias = bool(raw.get("attention_bias", False))
+def _llama_like(given: Raw, kind: str) -> dict[str, Any]:
+    raw = {**DEFAULTS[kind], **given}
     theta, scaling = _rope(raw)
+    # Qwen2 has these biases without saying so, Mistral never has any, and only Llama reads mlp_bias.
+    attention_bias = bool(raw["attention_bias"]) and kind in ("llama", "qwen3")
     return {
         "family": kind,
         "vocab_size": raw["vocab_size"],
         "hidden_size": raw["hidden_size"],
         "num_layers": raw["num_hidden_layers"],
         "num_heads": raw["num_attention_heads"],
-        "num_kv_heads": raw.get("num_key_value_heads") or raw["num_attention_heads"],
-        # Qwen3's default is 128 whatever the hidden size; the others divide.
-        "head_dim": raw.get("head_dim") or (128 if kind == "qwen3" else 0),
+        "num_kv_heads": raw["num_key_value_heads"] or raw["num_attention_heads"],
+        "head_dim": raw["head_dim"] or 0,
         "intermediate_size": raw["intermediate_size"],
-        "max_positions": raw.get("max_position_embeddings", 2048),
-        "norm_eps": raw.get("rms_norm_eps", 1e-6),
+        "max_positions": raw["max_position_embeddings"],
+        "norm_eps": raw["rms_norm_eps"],
         "rope_theta": theta,
         "rope_scaling": scaling,
-        "activation": _activation(raw.get("hidden_act", "silu")),
+        "activation": _activation(raw["hidden_act"]),
         "qkv_bias": kind == "qwen2" or attention_bias,
-        "output_bias": kind != "qwen2" and attention_bias,
-        "mlp_bias": bool(raw.get("mlp_bias", False)),
+        "output_bias": attention_bias,
+        "mlp_bias": bool(raw["mlp_bias"]) and kind == "llama",
         "qk_norm": kind == "qwen3",
-        "tie_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "tie_embeddings": bool(raw["tie_word_embeddings"]),
         "sliding_window": _window(raw, kind),
-        "attention_dropout": raw.get("attention_dropout", 0.0),
-        "init_std": raw.get("initializer_range", 0.02),
+        "attention_dropout": raw["attention_dropout"] or 0.0,
+        "init_std": raw["initializer_range"],
     }
 
 
 def _window(raw: Raw, kind: str) -> int | None:
+    """Positions a query sees, itself included; None: all before it."""
     window = raw.get("sliding_window")
-    if window is None or kind == "llama":
+    if kind == "llama" or not window:
         return None
-    layers = set(raw.get("layer_types") or ())
-    if kind in ("qwen2", "qwen3"):
-        if not raw.get("use_sliding_window", False):
-            return None
-        if not layers and raw.get("max_window_layers", 0) > 0:
-            full = raw["max_window_layers"] >= raw["num_hidden_layers"]
-            layers = {"full_attention"} if full else {"full_attention", "sliding_attention"}
+    if kind == "mistral":
+        layers = set(raw.get("layer_types") or ("sliding_attention",))
+    elif not raw["use_sliding_window"]:
+        return None
+    elif raw.get("layer_types"):
+        layers = set(raw["layer_types"])
+    else:
+        first, count = max(raw["max_window_layers"], 0), raw["num_hidden_layers"]
+        layers = {"full_attention" if layer < first else "sliding_attention" for layer in range(count)}
     if layers == {"full_attention"}:
         return None
     if len(layers) > 1:
-        raise ModelError(f"layers mix {' and '.join(sorted(layers))}; one kind for all layers is supported")
+        raise ModelError(
+            f"layers mix {' and '.join(sorted(layers))}; one kind for all layers is supported. Up to sequences of"
+            f" sliding_window = {window} tokens both are the same: set sliding_window: null in a copy of config.json"
+        )
     return int(window)
 
 
 def _rope(raw: Raw) -> tuple[float, RopeScaling | None]:
     """(theta, scaling) from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old)."""
-    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    nested = [name for name, value in given.items() if isinstance(value, Mapping)]
+    if nested:
+        raise ModelError(f"rope_parameters differ by layer ({', '.join(nested)}); one kind for all layers is supported")
+    parameters = {"partial_rotary_factor": raw.get("partial_rotary_factor"), **given}
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    if parameters["partial_rotary_factor"] not in (None, 1, 1.0):
+        raise ModelError(f"partial_rotary_factor {parameters['partial_rotary_factor']} is not supported; only 1.0 is")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return theta, None
+    length = raw["max_position_embeddings"]
     if kind not in get_args(RopeKind):
-        raise ModelError(f"rope scaling {kind!r} is not supported; supported: default, {', '.join(get_args(RopeKind))}")
+        remedy = ""
+        if kind == "dynamic":
+            remedy = (
+                f". Up to {length} positions it changes nothing: with data.seq_length within that, remove rope_scaling"
+                " from a copy of config.json"
+            )
+        raise ModelError(
+            f"rope scaling {kind!r} is not supported; supported: default, {', '.join(get_args(RopeKind))}{remedy}"
+        )
     for key in ("mscale", "mscale_all_dim"):
         if parameters.get(key) is not None:
             raise ModelError(f"rope scaling with {key} is not supported; it changes attention by a factor of its own")
-    original = parameters.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
+    # A key beside the section wins over one in it, as transformers has it.
+    original = raw.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "truncate")
     optional = {name: parameters[name] for name in names if parameters.get(name) is not None}
-    factor = float(parameters["factor"])
+    original = int(original or length)
+    factor = parameters["factor"] if kind != "yarn" or parameters.get("factor") else length / original
     return theta, RopeScaling(
-        kind=cast(RopeKind, kind), factor=factor, original_max_positions=int(original), **optional
+        kind=cast(RopeKind, kind), factor=float(factor), original_max_positions=original, **optional
     )
 
 
 def _gpt2(raw: Raw) -> dict[str, Any]:
-    for key, wanted in {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}.items():
-        if raw.get(key, wanted) != wanted:
-            raise ModelError(f"{key}={raw[key]} is not supported; only {wanted} is")
-    drops = {raw.get("resid_pdrop", 0.1), raw.get("embd_pdrop", 0.1)}
-    if len(drops) > 1:
-        raise ModelError(f"resid_pdrop and embd_pdrop differ ({sorted(drops)}); one dropout for both is supported")
+    wanted = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+    for key, value in wanted.items():
+        if raw.get(key, value) != value:
+            raise ModelError(f"{key}={raw[key]} is not supported; only {value} is")
+    drops = {raw["resid_pdrop"], raw["embd_pdrop"]}
     return {
         "family": "gpt2",
         "vocab_size": raw["vocab_size"],
         "hidden_size": raw["n_embd"],
         "num_layers": raw["n_layer"],
         "num_heads": raw["n_head"],
-        "intermediate_size": raw.get("n_inner") or 4 * raw["n_embd"],
+        "intermediate_size": raw["n_inner"] or 4 * raw["n_embd"],
         "max_positions": raw["n_positions"],
         "norm": "layer",
-        "norm_eps": raw.get("layer_norm_epsilon", 1e-5),
+        "norm_eps": raw["layer_norm_epsilon"],
         "positions": "learned",
-        "activation": _activation(raw.get("activation_function", "gelu_new")),
+        "activation": _activation(raw["activation_function"]),
         "gated": False,
         "qkv_bias": True,
         "output_bias": True,
         "mlp_bias": True,
-        "tie_embeddings": bool(raw.get("tie_word_embeddings", True)),
-        "init_std": raw.get("initializer_range", 0.02),
-        "dropout": drops.pop(),
-        "attention_dropout": raw.get("attn_pdrop", 0.1),
+        "tie_embeddings": bool(raw["tie_word_embeddings"]),
+        "init_std": raw["initializer_range"],
+        # Two probabilities in the file, one in the model: the larger; a run's own `train.dropout` replaces it.
+        "dropout": max(drops),
+        "attention_dropout": raw["attn_pdrop"],
     }

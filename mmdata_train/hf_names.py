@@ -24,7 +24,6 @@ class Source:
     transposed: bool = False
     offset: int = 0
     fused: int = 1
-    rows: int = 0
     vocabulary: bool = False
 
 
@@ -87,6 +86,13 @@ def _gpt2_sources(config: ModelConfig) -> dict[str, Source]:
             table[f"{ours}.{name}.weight"] = Source(f"{theirs}.attn.c_attn.weight", True, offset, len(GPT2_FUSED))
             table[f"{ours}.{name}.bias"] = Source(f"{theirs}.attn.c_attn.bias", False, offset, len(GPT2_FUSED))
     return table
+
+
+def expected_shape(config: ModelConfig, shape: tuple[int, ...], source: Source) -> tuple[int, ...]:
+    """The shape of the folder's tensor that holds our weight of `shape` (vocabulary padded)."""
+    rows = config.vocab_size if source.vocabulary else shape[0]
+    stored = (rows * source.fused, *shape[1:])
+    return stored[::-1] if source.transposed else stored
 
 
 def ignorable(config: ModelConfig, name: str) -> bool:
