@@ -1,0 +1,427 @@
+"""Adapters against peft and transformers: equal logits and gradients both ways, merged weights, files, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from mmdata.errors import OutputExistsError  # noqa: E402
+from mmdata_train.errors import AdapterError  # noqa: E402
+from mmdata_train.hf import load_weights  # noqa: E402
+from mmdata_train.hf_config import config_from_folder  # noqa: E402
+from mmdata_train.lora.fill import adapted_layers, initialize_adapters, load_adapters, merge_into_base  # noqa: E402
+from mmdata_train.lora.layer import adapter_parameters, insert_adapters  # noqa: E402
+from mmdata_train.lora.peft import (  # noqa: E402
+    Adapter,
+    AdapterSource,
+    from_peft,
+    merge,
+    peft_adapter,
+    read_adapter,
+    refuse_quantised,
+    write_adapter,
+)
+from mmdata_train.lora.settings import LoraConfig  # noqa: E402
+from mmdata_train.lora.start import shape_of  # noqa: E402
+from mmdata_train.model.decoder import Decoder  # noqa: E402
+
+# The peers' own notices about each other are no concern of these tests.
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+
+LLAMA = dict(
+    vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=48, max_position_embeddings=32,
+)  # fmt: skip
+GPT2 = dict(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0)
+DROPS = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+PEERS = {
+    "llama": lambda **k: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **k)),
+    "qwen2": lambda **k: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA, **k)),
+    "qwen3": lambda **k: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA, head_dim=8, **k)),
+    "gpt2": lambda **k: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **DROPS, **k)),
+}
+VARIANTS = {
+    "plain": LoraConfig(rank=3, alpha=5.0),
+    "rslora": LoraConfig(rank=3, alpha=5.0, rslora=True),
+    "dora": LoraConfig(rank=3, alpha=5.0, dora=True),
+}
+TOKENS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(5))
+POSITIONS = torch.arange(12).expand(2, -1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny random model of each architecture."""
+    made = {}
+    for kind, make in PEERS.items():
+        torch.manual_seed(1)
+        model = make(tie_word_embeddings=kind in ("qwen3", "gpt2"))
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(weight, std=0.1)
+        made[kind] = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(made[kind])
+    return made
+
+
+def base_of(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def ours(folder: Path, lora: LoraConfig, *, seed: int | None = 3) -> Decoder:
+    """This engine's model of the folder with adapters; B is random unless `seed` is None."""
+    config = config_from_folder(folder, dropout=0.0, attention_dropout=0.0)
+    with torch.device("meta"):
+        model = Decoder(config)
+    insert_adapters(model, lora)
+    model.to_empty(device="cpu")
+    load_weights([model], config, folder)
+    initialize_adapters([model], 7)
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in adapter_parameters(model).items():
+            with torch.no_grad():
+                noise = torch.randn(weight.shape, generator=generator) * 0.1
+                weight.copy_(noise if name.endswith("lora_B") else weight + noise)
+    return model
+
+
+def state_of(model: Decoder) -> dict[str, Any]:
+    return {name: weight.detach() for name, weight in adapter_parameters(model).items()}
+
+
+def source_of(model: Decoder, lora: LoraConfig, base: Path) -> AdapterSource:
+    return AdapterSource(lora, model.config, str(base))
+
+
+def logits(model: Decoder) -> Any:
+    with torch.no_grad():
+        return model(TOKENS, POSITIONS)
+
+
+def peer_logits(model: Any) -> Any:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def near(found: Any, expected: Any, limit: float = 1e-5) -> None:
+    assert float((found - expected).abs().max()) < limit * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", PEERS)
+def test_peft_loads_what_was_trained_here_with_equal_logits(
+    kind: str, variant: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    lora = VARIANTS[variant]
+    model = ours(folders[kind], lora)
+    write_adapter(state_of(model), source_of(model, lora, folders[kind]), tmp_path)
+    loaded = peft.PeftModel.from_pretrained(base_of(folders[kind]), tmp_path).eval()
+    assert float((logits(model) - peer_logits(base_of(folders[kind]))).abs().max()) > 1e-2
+    near(peer_logits(loaded), logits(model))
+
+
+def peft_model(folder: Path, variant: str, **changes: Any) -> Any:
+    lora = VARIANTS[variant]
+    options: dict[str, Any] = dict(
+        r=lora.rank, lora_alpha=5, use_rslora=lora.rslora, use_dora=lora.dora, target_modules="all-linear",
+        init_lora_weights=False, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = peft.get_peft_model(base_of(folder), peft.LoraConfig(**{**options, **changes}))
+    for name, weight in model.named_parameters():
+        if "magnitude" in name:
+            weight.data *= 1.0 + 0.1 * torch.rand_like(weight)
+    return model.eval()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", PEERS)
+def test_adapter_made_by_peft_starts_training_here_with_equal_logits(
+    kind: str, variant: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    theirs = peft_model(folders[kind], variant)
+    theirs.save_pretrained(tmp_path)
+    lora = dataclasses.replace(VARIANTS[variant], alpha=9.0, rank=4)
+    model = ours(folders[kind], lora, seed=None)
+    load_adapters([model], from_peft(read_adapter(tmp_path), model.config, lora), 7)
+    near(logits(model), peer_logits(theirs))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", PEERS)
+def test_merged_weights_are_pefts_and_give_the_same_logits(
+    kind: str, variant: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    theirs = peft_model(folders[kind], variant)
+    theirs.save_pretrained(tmp_path)
+    adapter, before = read_adapter(tmp_path), peer_logits(theirs)
+    base = load_file(folders[kind] / "model.safetensors")
+    merged = {key: merge(adapter, key, weight) for key, weight in base.items()}
+    expected = theirs.merge_and_unload().state_dict()
+    for key, result in merged.items():
+        near(result.weight, expected[key], 1e-6)
+        assert (result.change > 1e-3) == (not torch.equal(base[key], expected[key])), key
+        assert result.rounding == 0.0
+    model = base_of(folders[kind])
+    model.load_state_dict({key: result.weight for key, result in merged.items()}, strict=False)
+    near(peer_logits(model), before)
+
+
+@pytest.mark.parametrize("kind", PEERS)
+def test_merging_first_into_the_base_gives_the_adapted_logits(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for variant in ("plain", "dora"):
+        theirs = peft_model(folders[kind], variant)
+        theirs.save_pretrained(tmp_path / variant)
+        adapter = read_adapter(tmp_path / variant)
+        model = ours(folders[kind], LoraConfig(rank=2), seed=None)
+        shape = shape_of(adapter)
+        merge_into_base([model], from_peft(adapter, model.config, shape), shape)
+        near(logits(model), peer_logits(theirs))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_gradients_of_adapters_are_pefts(kind: str, variant: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    theirs = peft_model(folders[kind], variant)
+    theirs.save_pretrained(tmp_path)
+    theirs(TOKENS, labels=TOKENS).loss.backward()
+    lora, adapter = VARIANTS[variant], read_adapter(tmp_path)
+    model = ours(folders[kind], lora, seed=None)
+    load_adapters([model], from_peft(adapter, model.config, lora), 7)
+    labels = torch.cat((TOKENS[:, 1:], torch.full((2, 1), -100)), dim=1)
+    loss, _ = model(TOKENS, POSITIONS, labels=labels)
+    (loss / 22).sum().backward()
+    assert all(weight.grad is None for name, weight in model.named_parameters() if "lora_" not in name)
+    grads = {name: weight.grad for name, weight in adapter_parameters(model).items()}
+    found = peft_adapter(grads, source_of(model, lora, folders[kind])).tensors
+    expected = {
+        name.removeprefix("base_model.model.").replace(".default", "").removesuffix(".weight"): weight.grad
+        for name, weight in theirs.named_parameters() if weight.requires_grad
+    }  # fmt: skip
+    assert {name.removesuffix(".weight") for name in found} == set(expected)
+    for name, grad in found.items():
+        near(grad, expected[name.removesuffix(".weight")])
+
+
+def test_gpt2_adapter_that_peft_made_comes_back_as_it_was(folders: dict[str, Path], tmp_path: Path) -> None:
+    theirs = peft_model(folders["gpt2"], "plain")
+    theirs.save_pretrained(tmp_path / "in")
+    lora = VARIANTS["plain"]
+    model = ours(folders["gpt2"], lora, seed=None)
+    load_adapters([model], from_peft(read_adapter(tmp_path / "in"), model.config, lora), 7)
+    write_adapter(state_of(model), source_of(model, lora, folders["gpt2"]), tmp_path / "out")
+    there, back = (load_file(tmp_path / place / "adapter_model.safetensors") for place in ("in", "out"))
+    assert there.keys() == back.keys()
+    for name in there:
+        near(back[name], there[name], 1e-6)
+
+
+def test_gpt2_adapter_written_here_is_read_back_with_its_rank(folders: dict[str, Path], tmp_path: Path) -> None:
+    lora = VARIANTS["dora"]
+    model = ours(folders["gpt2"], lora)
+    write_adapter(state_of(model), source_of(model, lora, folders["gpt2"]), tmp_path)
+    assert read_adapter(tmp_path).config.rank_of("transformer.h.1.attn.c_attn") == 9
+    again = ours(folders["gpt2"], lora, seed=None)
+    load_adapters([again], from_peft(read_adapter(tmp_path), again.config, lora), 7)
+    near(logits(again), logits(model))
+
+
+def test_single_target_of_a_fused_module_is_written_for_peft(folders: dict[str, Path], tmp_path: Path) -> None:
+    lora = LoraConfig(rank=2, targets=("v_proj", "layers.1.mlp.*"))
+    model = ours(folders["gpt2"], lora)
+    assert {name for name, _ in adapted_layers(model)} == {
+        "layers.0.attention.v_proj", "layers.1.attention.v_proj", "layers.1.mlp.up_proj", "layers.1.mlp.down_proj",
+    }  # fmt: skip
+    write_adapter(state_of(model), source_of(model, lora, folders["gpt2"]), tmp_path)
+    near(peer_logits(peft.PeftModel.from_pretrained(base_of(folders["gpt2"]), tmp_path).eval()), logits(model))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_head_adapter_is_pefts_and_unties_when_merged(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    lora = LoraConfig(rank=3, targets=("q_proj", "lm_head"))
+    model = ours(folders[kind], lora)
+    write_adapter(state_of(model), source_of(model, lora, folders[kind]), tmp_path)
+    loaded = peft.PeftModel.from_pretrained(base_of(folders[kind]), tmp_path).eval()
+    near(peer_logits(loaded), logits(model))
+    adapter, base = read_adapter(tmp_path), load_file(folders[kind] / "model.safetensors")
+    assert adapter.unties()
+    merged = {key: merge(adapter, key, weight).weight for key, weight in base.items()}
+    merged["lm_head.weight"] = merge(
+        adapter, "lm_head.weight", base.get("lm_head.weight", base["model.embed_tokens.weight"])
+    ).weight
+    untied = PEERS[kind](tie_word_embeddings=False)
+    untied.load_state_dict(merged)
+    near(peer_logits(untied.eval()), logits(model))
+
+
+def test_modules_stored_whole_are_merged_and_refused_for_training(folders: dict[str, Path], tmp_path: Path) -> None:
+    theirs = peft_model(folders["llama"], "plain", target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with torch.no_grad():
+        theirs.base_model.model.lm_head.modules_to_save["default"].weight.add_(0.3)
+    theirs.save_pretrained(tmp_path)
+    adapter, before = read_adapter(tmp_path), peer_logits(theirs)
+    model = base_of(folders["llama"])
+    merged = {key: merge(adapter, key, weight).weight for key, weight in model.state_dict().items()}
+    model.load_state_dict(merged)
+    near(peer_logits(model), before)
+    config = config_from_folder(folders["llama"])
+    with pytest.raises(AdapterError, match=r"whole modules \(lm_head\.weight\)"):
+        from_peft(adapter, config, LoraConfig(rank=3, targets=("q_proj",)))
+
+
+def test_trained_rows_of_tokens_are_merged_as_peft_does(folders: dict[str, Path], tmp_path: Path) -> None:
+    theirs = peft_model(
+        folders["llama"], "plain", target_modules=["q_proj"],
+        trainable_token_indices={"embed_tokens": [3, 47], "lm_head": [3, 47]},
+    )  # fmt: skip
+    for name, weight in theirs.named_parameters():
+        if "trainable_tokens" in name:
+            weight.data += 0.5
+    theirs.save_pretrained(tmp_path)
+    adapter, before = read_adapter(tmp_path), peer_logits(theirs)
+    assert adapter.rows_needed() == 48 and adapter.unties()
+    model = base_of(folders["llama"])
+    model.load_state_dict({key: merge(adapter, key, w).weight for key, w in model.state_dict().items()})
+    near(peer_logits(model), before)
+
+
+def test_written_files_are_no_larger_than_their_tensors_by_a_tenth(folders: dict[str, Path], tmp_path: Path) -> None:
+    lora = LoraConfig(rank=16)
+    model = ours(folders["llama"], lora)
+    write_adapter(state_of(model), source_of(model, lora, folders["llama"]), tmp_path)
+    own = sum(weight.numel() * 4 for weight in state_of(model).values())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1.1 * own
+
+
+def test_merging_in_a_small_dtype_measures_what_rounding_takes(folders: dict[str, Path]) -> None:
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    model = ours(folders["llama"], lora)
+    state = {name: w * (1e-3 if name.endswith("B") else 1.0) for name, w in state_of(model).items()}
+    adapter = peft_adapter(state, source_of(model, lora, folders["llama"]))
+    key = "model.layers.0.self_attn.q_proj.weight"
+    weight = load_file(folders["llama"] / "model.safetensors")[key]
+    exact, rounded = merge(adapter, key, weight), merge(adapter, key, weight, torch.bfloat16)
+    assert exact.rounding == 0.0 and exact.weight.dtype == torch.float32
+    assert rounded.weight.dtype == torch.bfloat16
+    assert rounded.rounding == pytest.approx(float((rounded.weight.float() - exact.weight).abs().max()))
+    assert 0 < exact.change < 1e-3
+    untouched = merge(adapter, "model.norm.weight", weight[0])
+    assert untouched.change == 0.0 and torch.equal(untouched.weight, weight[0])
+
+
+def test_quantised_bases_are_refused(tmp_path: Path, folders: dict[str, Path]) -> None:
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    model = ours(folders["llama"], lora)
+    adapter = peft_adapter(state_of(model), source_of(model, lora, folders["llama"]))
+    with pytest.raises(AdapterError, match="quantised base is not merged"):
+        merge(adapter, "model.layers.0.self_attn.q_proj.weight", torch.zeros(32, 32, dtype=torch.uint8))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}), encoding="utf-8"
+    )
+    with pytest.raises(AdapterError, match=r"quantised \(bitsandbytes\)"):
+        refuse_quantised(tmp_path)
+    refuse_quantised(folders["llama"])
+
+
+def test_merging_into_another_base_names_both_shapes(folders: dict[str, Path]) -> None:
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    model = ours(folders["llama"], lora)
+    adapter = peft_adapter(state_of(model), source_of(model, lora, folders["llama"]))
+    with pytest.raises(AdapterError, match=r"made for a weight of \[32, 32\], the base has \[16, 32\]"):
+        merge(adapter, "model.layers.0.self_attn.q_proj.weight", torch.zeros(16, 32))
+
+
+def test_existing_adapter_is_replaced_only_when_asked(folders: dict[str, Path], tmp_path: Path) -> None:
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    model = ours(folders["llama"], lora)
+    source = source_of(model, lora, folders["llama"])
+    write_adapter(state_of(model), source, tmp_path)
+    with pytest.raises(OutputExistsError, match="holds an adapter already"):
+        write_adapter(state_of(model), source, tmp_path)
+    write_adapter({name: weight * 0 for name, weight in state_of(model).items()}, source, tmp_path, overwrite=True)
+    assert all(not tensor.any() for tensor in read_adapter(tmp_path).tensors.values())
+
+
+PLAIN = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+PATH = "base_model.model.model.layers.0.self_attn.q_proj"
+PAIR = {f"{PATH}.lora_A.weight": torch.ones(2, 32), f"{PATH}.lora_B.weight": torch.ones(32, 2)}
+
+
+def folder_with(folder: Path, tensors: dict[str, Any], **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({**PLAIN, **changes}), encoding="utf-8")
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base model too"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication is set"),
+        ({"r": 4}, r"has rank \(2, 2\), but adapter_config.json says 4"),
+        ({"use_dora": True}, "lora_magnitude_vector is missing"),
+        ({"r": "many"}, "a field is missing or of another kind"),
+    ],
+)
+def test_adapter_that_would_be_misread_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match=words):
+        read_adapter(folder_with(tmp_path, PAIR, **changes))
+
+
+def test_damaged_and_incomplete_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match=r"adapter_config\.json is missing"):
+        read_adapter(tmp_path)
+    folder = folder_with(tmp_path / "half", {f"{PATH}.lora_A.weight": torch.ones(2, 32)})
+    with pytest.raises(AdapterError, match="its lora_B is not"):
+        read_adapter(folder)
+    whole = (folder / "adapter_model.safetensors").read_bytes()
+    (folder / "adapter_model.safetensors").write_bytes(whole[:-9])
+    with pytest.raises(AdapterError, match="not a whole safetensors file"):
+        read_adapter(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(AdapterError, match=r"adapter_model\.safetensors is missing"):
+        read_adapter(folder)
+    (folder / "adapter_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(AdapterError, match="is not JSON"):
+        read_adapter(folder)
+
+
+def test_pickled_adapter_is_read_as_plain_tensors_only(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "good", PAIR)
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save(PAIR, folder / "adapter_model.bin")
+    assert torch.equal(read_adapter(folder).tensors[f"{PATH[17:]}.lora_B.weight"], torch.ones(32, 2))
+    torch.save({"weights": Path("x")}, folder / "adapter_model.bin")
+    with pytest.raises(AdapterError, match="cannot be read as plain tensors"):
+        read_adapter(folder)
+
+
+def test_adapter_that_does_not_fit_the_run_says_what_to_set(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = config_from_folder(folders["llama"])
+    adapter = read_adapter(folder_with(tmp_path, PAIR))
+    with pytest.raises(AdapterError, match="set lora_rank to at least that"):
+        from_peft(adapter, config, LoraConfig(rank=1))
+    with pytest.raises(AdapterError, match=r"lora_targets leave out layers\.0\.attention\.q_proj"):
+        from_peft(adapter, config, LoraConfig(rank=2, targets=("v_proj",)))
+    with pytest.raises(AdapterError, match="is not DoRA"):
+        from_peft(adapter, config, LoraConfig(rank=2, dora=True))
+    other = Adapter(adapter.config, {name.replace("q_proj", "query"): t for name, t in adapter.tensors.items()})
+    with pytest.raises(AdapterError, match=r"self_attn\.query is not in this llama model"):
+        from_peft(other, config, LoraConfig(rank=2))
