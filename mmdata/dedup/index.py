@@ -64,11 +64,16 @@ class Batch:
     def of(cls, fingerprint: Mapping[str, Any], output: str, index: Path) -> Batch:
         """fingerprint: JSON values of everything that can change the outcome. output: its path."""
         text = json.dumps(fingerprint, sort_keys=True, ensure_ascii=True)
+        return cls.at(xxhash.xxh3_128_hexdigest(text.encode("ascii")), output, index)
+
+    @classmethod
+    def at(cls, name: str, output: str, index: Path) -> Batch:
+        """With a name that the caller made."""
         place = os.path.abspath(output)
         with contextlib.suppress(ValueError):  # another drive
             # Folders that are moved together stay together.
             place = os.path.relpath(place, os.path.abspath(index))
-        return cls(xxhash.xxh3_128_hexdigest(text.encode("ascii")), place.replace(os.sep, "/"))
+        return cls(name, place.replace(os.sep, "/"))
 
 
 @dataclass(frozen=True, slots=True)

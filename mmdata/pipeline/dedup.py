@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from mmdata.dedup.barrier import Barrier, BarrierOptions, FrameDecision, SignedBlock, drop_of, sign_documents
-from mmdata.dedup.index import DedupIndex, Identity
+from mmdata.dedup.index import Batch, DedupIndex, Identity
 from mmdata.dedup.keeper import KeeperPolicy
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.signer import Signer
@@ -45,17 +45,21 @@ from mmdata.report.tally import Tally
 
 @dataclass(slots=True, frozen=True)
 class DedupSetup:
-    """How duplicates are judged and where scratch files go. names: the inputs' paths by number."""
+    """How duplicates are judged and where scratch files go. names: the inputs' paths by number.
+
+    batch: what this run adds to the index; what an earlier run of the same output added does not count.
+    """
 
     folder: Path
     params: DedupParams
     memory: int
     names: tuple[str, ...]
     index: Path | None = None
+    batch: Batch | None = None
 
     def options(self) -> BarrierOptions:
         """The barrier's options; opens the index. Raises DedupIndexError and its kin."""
-        index = None if self.index is None else DedupIndex(self.index, self.params)
+        index = None if self.index is None else DedupIndex(self.index, self.params, self.batch)
         return BarrierOptions(KeeperPolicy(), self.memory, index)
 
     @property
@@ -233,14 +237,14 @@ def _describe_frame(task: FrameTask) -> str:
     return f"frame {task.number} of the deduplication spool"
 
 
-def add_to_index(setup: DedupSetup, batch_name: str) -> None:
-    """Put every kept document into the index, once: a batch of this name is not added again.
+def add_to_index(setup: DedupSetup) -> None:
+    """Put every kept document into the index, once: a batch that it holds is not added again.
 
     Raises DedupIndexError and its kin; the index is then as it was.
     """
     assert setup.index is not None, "no index was asked for"
-    index = DedupIndex(setup.index, setup.params)
-    if batch_name in index.batches:
+    index = DedupIndex(setup.index, setup.params, setup.batch)
+    if index.holds_batch:
         return
     signer = Signer(setup.params)
     with SpoolReader(setup.spool) as reader, index.begin() as batch:
@@ -251,15 +255,15 @@ def add_to_index(setup: DedupSetup, batch_name: str) -> None:
             if texts:
                 identities = [Identity(document.path, document.line, document.id) for document in kept]
                 batch.add(identities, signer.sign(texts), signer.sets(texts))
-        batch.commit(batch_name)
+        batch.commit()
 
 
-def check_generation(setup: DedupSetup, consumed: Consumed, batch_name: str) -> None:
+def check_generation(setup: DedupSetup, consumed: Consumed) -> None:
     """Raise DedupStateError when the index changed since a killed run decided against it."""
     if setup.index is None or consumed.dedup is None:
         return
-    index = DedupIndex(setup.index, setup.params)
-    if index.generation != consumed.dedup["index_generation"] and batch_name not in index.batches:
+    index = DedupIndex(setup.index, setup.params, setup.batch)
+    if index.generation != consumed.dedup["index_generation"] and not index.holds_batch:
         raise DedupStateError(
             f"{setup.index}: another run added to it since this run was interrupted; start again with --overwrite"
         )

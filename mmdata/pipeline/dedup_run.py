@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdata.dedup.index import DedupIndex
+from mmdata.dedup.index import Batch, DedupIndex
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
 from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
@@ -22,21 +22,25 @@ COMPRESSED_GROWTH = 4
 
 @dataclass(slots=True, frozen=True)
 class DedupRunner:
-    """The deduplication of one run. batch: its name in the index, the same when the run is resumed."""
+    """The deduplication of one run."""
 
     setup: DedupSetup
-    batch: str
 
     @classmethod
     def of(
         cls, options: ConvertOptions, work_dir: Path, memory: int, names: tuple[str, ...], batch: str
     ) -> DedupRunner:
-        """From the options; opens the index to see that it fits. Raises DedupError and its kin."""
+        """From the options; opens the index to see that it fits. Raises DedupError and its kin.
+
+        batch: names the run in the index, the same when it is resumed or made again.
+        """
         params = DedupParams(method=options.dedup, threshold=options.dedup_threshold)
         index = None if options.dedup_index is None else Path(options.dedup_index)
+        added = None
         if index is not None:
-            DedupIndex(index, params)
-        return cls(DedupSetup(work_dir / "dedup", params, memory, names, index), batch)
+            added = Batch.at(batch, str(work_dir).removesuffix(".work"), index)
+            DedupIndex(index, params, added)
+        return cls(DedupSetup(work_dir / "dedup", params, memory, names, index, added))
 
     def plan(self, input_bytes: int) -> Plan:
         """What it will need, guessed from the size of the inputs."""
@@ -50,7 +54,7 @@ class DedupRunner:
 
     def work(self, source: Source, stages: Stages, consumed: Consumed, tools: RunTools) -> None:
         """Every phase from where the ledger says; raises DedupError and its kin, InputError, RunError, OutputError."""
-        check_generation(self.setup, consumed, self.batch)
+        check_generation(self.setup, consumed)
         if consumed.dedup is None:
             self.setup.folder.parent.mkdir(parents=True, exist_ok=True)
             size = sum(os.path.getsize(item.path) for item in source.inputs if os.path.isfile(item.path))
@@ -62,4 +66,4 @@ class DedupRunner:
     def add_to_index(self) -> None:
         """Put what was kept into the index, if there is one; once for each run."""
         if self.setup.index is not None:
-            add_to_index(self.setup, self.batch)
+            add_to_index(self.setup)
