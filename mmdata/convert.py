@@ -41,10 +41,12 @@ def plan(inputs: Paths, output_prefix: str | os.PathLike[str], tokenizer: Any, *
 
     Writes nothing. Raises as `convert` does before its first record.
     """
-    return _prepare(inputs, output_prefix, tokenizer, options).describe()
+    return _prepare(inputs, output_prefix, tokenizer, options, dry=True).describe()
 
 
-def _prepare(inputs: Paths, output_prefix: Any, tokenizer: Any, options: dict[str, Any]) -> Conversion:
+def _prepare(
+    inputs: Paths, output_prefix: Any, tokenizer: Any, options: dict[str, Any], *, dry: bool = False
+) -> Conversion:
     known = _RUN_FIELDS | _BYTE_FIELDS
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -53,7 +55,7 @@ def _prepare(inputs: Paths, output_prefix: Any, tokenizer: Any, options: dict[st
     run = RunOptions(**{name: value for name, value in options.items() if name in _RUN_FIELDS})
     made = ConvertOptions(**{name: value for name, value in options.items() if name in _BYTE_FIELDS})
     arguments = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    return Conversion(arguments, os.fspath(output_prefix), tokenizer, made, run)
+    return Conversion(arguments, os.fspath(output_prefix), tokenizer, made, run, dry=dry)
 
 
 make_callable(__name__)

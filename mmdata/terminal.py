@@ -10,7 +10,6 @@ from typing import Any
 from mmdata.convert import convert, plan
 from mmdata.errors import InputError, UsageError
 from mmdata.jsonl import find_inputs, total_bytes
-from mmdata.run.executor import available_cores
 from mmdata.run.progress import make_progress
 
 _LISTS = {"json_keys", "map"}
@@ -24,7 +23,6 @@ def convert_at_terminal(
     prefix, tokenizer, dry_run = (chosen.pop(name) for name in ("output_prefix", "tokenizer", "dry_run"))
     if chosen.pop("ray_address") is not None and chosen["executor"] != "ray":
         raise UsageError("--ray-address needs --executor ray")
-    chosen["workers"] = chosen["workers"] or available_cores()
     if dry_run:
         data = plan(inputs, prefix, tokenizer, notice=notice, **chosen)
         return data, "\n".join(data["lines"])

@@ -63,13 +63,45 @@ class TokenizerSpec:
 
     def load(self) -> LoadedTokenizer:
         """The tokenizer. Raises TokenizerChangedError when its files no longer have this fingerprint."""
-        kind = kind_of(self.source, self.options)
+        kind, encoder = _PRELOADED.pop((self.source, self.options, _stamp(self.source)), (None, None))
+        if kind is None:
+            kind = kind_of(self.source, self.options)
         if kind.fingerprint != self.fingerprint:
             raise TokenizerChangedError(
                 f"{self.source.files[0]}: changed since the run was planned (fingerprint {kind.fingerprint}, expected "
                 f"{self.fingerprint}); start the run again"
             )
-        return LoadedTokenizer(kind, resume(kind.engines, self.verdict), self)
+        if encoder is None or not self.verdict.fast:
+            encoder = resume(kind.engines, self.verdict)
+        return LoadedTokenizer(kind, encoder, self)
+
+
+# What `preload_tokenizer` loaded and nobody has taken yet; at most one.
+_PRELOADED: dict[tuple[Source, TokenizerOptions, tuple[tuple[int, int], ...]], tuple[Kind, Encoder]] = {}
+
+
+def preload_tokenizer(
+    path: Where, *, eod_token: str | None, allow_special: bool, special_tokens: str | Path | None, engine: str
+) -> None:
+    """Load what a TokenizerSpec of the same arguments will take, while its verdict is still being found elsewhere.
+
+    The fast engine is loaded; should the verdict go against it, that was for nothing. Raises as load_tokenizer does.
+    """
+    source, options = _asked_for(path, eod_token, allow_special, special_tokens, engine)
+    stamp = _stamp(source)
+    kind = kind_of(source, options)
+    if kind.engines.fast is not None and engine in ("auto", "fast"):
+        encoder = kind.engines.fast()
+        kind.forget()
+        release_memory()
+        _PRELOADED.clear()
+        _PRELOADED[source, options, stamp] = kind, encoder
+
+
+def _stamp(source: Source) -> tuple[tuple[int, int], ...]:
+    """Size and time of the source's files: what was loaded before they changed is of no use."""
+    stats = [os.stat(file) for file in source.files if file.exists()]
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def load_tokenizer(
@@ -91,6 +123,15 @@ def load_tokenizer(
     Raises TokenizerNotFoundError, TokenizerFormatError, TokenizerEodError (eod_token is not in the vocabulary),
     TokenizerEngineError (`fast` does not hold) and UsageError (unknown engine, special_tokens without a rank file).
     """
+    source, options = _asked_for(path, eod_token, allow_special, special_tokens, engine)
+    kind = kind_of(source, options)
+    encoder, verdict = choose(kind.engines, engine, [token.content for token in kind.specials], sample)
+    return LoadedTokenizer(kind, encoder, TokenizerSpec(source, options, verdict, kind.fingerprint))
+
+
+def _asked_for(
+    path: Where, eod_token: str | None, allow_special: bool, special_tokens: str | Path | None, engine: str
+) -> tuple[Source, TokenizerOptions]:
     found = locate(path)
     if special_tokens is not None and found.kind != "ranks":
         raise UsageError(
@@ -100,9 +141,7 @@ def load_tokenizer(
     specials_file = None if special_tokens is None else os.path.abspath(special_tokens)
     options = TokenizerOptions(eod_token, allow_special, specials_file, engine)
     source = replace(found, files=tuple(Path(os.path.abspath(file)) for file in found.files))
-    kind = kind_of(source, options)
-    encoder, verdict = choose(kind.engines, engine, [token.content for token in kind.specials], sample)
-    return LoadedTokenizer(kind, encoder, TokenizerSpec(source, options, verdict, kind.fingerprint))
+    return source, options
 
 
 def kind_of(source: Source, options: TokenizerOptions) -> Kind:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,12 @@ from mmdata.pipeline.outputs import OutputPlan, PublishedShard
 from mmdata.pipeline.pai import PaiPlan, pai_plan, write_pai
 from mmdata.pipeline.places import changed_inputs, check_places, outputs_of, remove_stale
 from mmdata.pipeline.stages import chat_options, dedup_runner, recipe_of, record_options, warm_up
+from mmdata.pipeline.warm import fitting_workers, needs_of, warm_worker
 from mmdata.pipeline.work import Stages
 from mmdata.records import encoding_hint, parse_block
 from mmdata.report.build import RunReport
 from mmdata.report.page import render_page
-from mmdata.run.executor import make_executor
+from mmdata.run.executor import available_cores, make_executor
 from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress, SilentProgress
 from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
@@ -65,9 +67,9 @@ _WRITTEN = ("_report.json", "_report.html", "_rejects.jsonl", "_dropped.jsonl.gz
 class RunOptions:
     """How a run is carried out; none of it can change a byte of the result.
 
-    workers: processes, None for one a core. memory: bytes deduplication may use for sorting. block_bytes and
-    block_records: what is handed to a worker at once. commit_seconds: how much work a kill may cost. notice: called
-    with what the user should know.
+    workers: processes, None for one a core (one in all for a small input). memory: bytes deduplication may use for
+    sorting. block_bytes and block_records: what is handed to a worker at once. commit_seconds: how much work a kill may
+    cost. notice: called with what the user should know.
     """
 
     workers: int | None = 1
@@ -88,15 +90,17 @@ class Conversion:
     """Checked on construction, without touching anything; then `execute` or `describe`, once."""
 
     def __init__(
-        self, arguments: list[Any], prefix: str, tokenizer: Any, options: ConvertOptions, run: RunOptions
-    ) -> None:
-        started = time.time()
+        self, arguments: list[Any], prefix: str, tokenizer: Any, options: ConvertOptions, run: RunOptions,
+        *, dry: bool = False,
+    ) -> None:  # fmt: skip
+        """dry: only to be described, so no workers are started."""
+        self._started = time.time()
         self._opened = False
         self._prefix, self._options, self._run = prefix, options, run
         self._work_dir = prefix + ".work"
-        executor = make_executor(run.executor, run.workers, run.shard)
-        self._executor = executor
         self._inputs = find_inputs(arguments)
+        workers = fitting_workers(self._inputs) if run.workers is None else run.workers
+        self._executor = make_executor(run.executor, workers, run.shard, caller_works=True)
         self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
         self._records = record_options(options)
         self._recipe: Recipe | None = recipe_of(options)
@@ -105,6 +109,20 @@ class Conversion:
             numbered=options.split is not None or options.max_tokens_per_shard is not None,
         )  # fmt: skip
         self._notices: list[str] = []
+        if run.workers is None and workers == 1 < available_cores():
+            self._say("workers: 1, since an input this small is done before others have started; --workers N says else")
+        try:
+            if not dry:
+                needs = needs_of(tokenizer, options, run.special_tokens, run.engine)
+                self._executor.prepare(partial(warm_worker, needs))
+            self._load(tokenizer)
+        except BaseException:
+            self._executor.close()
+            raise
+
+    def _load(self, tokenizer: Any) -> None:
+        """What takes a while: the tokenizer, and all that follows from it."""
+        options, run = self._options, self._run
         self._tokenizer = self._load_tokenizer(tokenizer)
         self._chat: ChatOptions | None = chat_options(options, self._records, self._tokenizer)
         self._pai = self._pai_plan()
@@ -112,9 +130,9 @@ class Conversion:
         names = [source.path for source in self._inputs]
         self._dedup = dedup_runner(options, Path(self._work_dir), run.memory, names, self._batch_name())
         self._facts = RunFacts(
-            self._inputs, prefix, options, tokenizer, self._tokenizer, _version(), executor.workers, run.executor,
-            None if self._recipe is None else _without_secrets(self._recipe),
-            started=started, notices=self._notices,
+            self._inputs, self._prefix, options, tokenizer, self._tokenizer, _version(), self._executor.workers,
+            run.executor, None if self._recipe is None else _without_secrets(self._recipe),
+            started=self._started, notices=self._notices,
         )  # fmt: skip
 
     def execute(self) -> RunReport:
@@ -122,6 +140,7 @@ class Conversion:
         try:
             return self._execute()
         finally:
+            self._executor.close()
             if self._opened and not self._unfinished():  # done, or failed in a way that no rerun can go on from
                 shutil.rmtree(self._work_dir, ignore_errors=True)
 

@@ -38,15 +38,30 @@ class Executor(Protocol):
         """How many processes work at once."""
         ...
 
+    def prepare(self, warm: Callable[[], object]) -> None:
+        """Start workers ahead of the first `map`, kept for all maps until `close`; each calls `warm` first.
+
+        warm: picklable, loads what will be needed; what it raises is left to the functions to raise again.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the workers that `prepare` started."""
+        ...
+
     def map(
         self, build: Callable[[], Callable[[T], R]], items: Iterable[T], *, describe: Callable[[T], str]
     ) -> Generator[R, None, None]:
-        """The results in the order of the items. Closing the generator ends every worker."""
+        """The results in the order of the items. Closing the generator early ends every worker."""
         ...
 
 
-def make_executor(name: str = "local", workers: int | None = None, shard: str | None = None) -> Executor:
+def make_executor(
+    name: str = "local", workers: int | None = None, shard: str | None = None, *, caller_works: bool = False
+) -> Executor:
     """The executor of that name. workers: None takes one for each core this process may use.
+
+    caller_works: the calling process may be one of them (see LocalExecutor).
 
     Raises NotOfferedError (a UsageError) for `ray` and for a shard `i/n`, UsageError for anything else.
     """
@@ -58,7 +73,7 @@ def make_executor(name: str = "local", workers: int | None = None, shard: str | 
         near = difflib.get_close_matches(name, EXECUTORS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"unknown executor {name!r}: offered is local{hint}")
-    return LocalExecutor(available_cores() if workers is None else workers)
+    return LocalExecutor(available_cores() if workers is None else workers, caller_works=caller_works)
 
 
 def available_cores() -> int:

@@ -1,4 +1,4 @@
-"""What a worker process does: build its function once, then answer items until told to stop.
+"""What a worker process does: build the function it is told to, then answer items until told otherwise.
 
 It reads one item ahead while it works, ignores Ctrl-C (the parent ends it) and ends at once when the parent is gone,
 however the parent ended.
@@ -31,8 +31,38 @@ THREAD_CAPS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Warm:
+    """To a worker: call this, to have loaded what later functions need."""
+
+    function: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """To a worker: build the function of the items that follow. number: of this function, for the answer."""
+
+    number: int
+    build: Callable[[], Callable[[Any], Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """To a worker: there are no more items for the function; let it go."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has built its function."""
+    """The worker has built the function of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotBuilt:
+    """The function of this number could not be built."""
+
+    number: int
+    fault: BaseException
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +74,7 @@ class Answer:
     fault: BaseException | None = None
 
 
-def serve(tasks: Connection, answers: Connection, build: Message) -> None:
+def serve(tasks: Connection, answers: Connection) -> None:
     """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -52,21 +82,52 @@ def serve(tasks: Connection, answers: Connection, build: Message) -> None:
     threading.Thread(target=_read_ahead, args=(tasks, inbox), daemon=True).start()
     # A broken pipe means that the parent is gone: nobody is left to tell.
     with contextlib.suppress(BrokenPipeError, ConnectionError):
-        _work(inbox, answers, build)
+        _work(inbox, answers)
 
 
-def _work(inbox: queue.Queue[Message | None], answers: Connection, build: Message) -> None:
+def _work(inbox: queue.Queue[Message | None], answers: Connection) -> None:
+    function: Callable[[Any], Any] | None = None
+    while (message := inbox.get()) is not None:
+        order = _read(message)
+        del message
+        if isinstance(order, Warm):
+            # Whoever needs what could not be loaded meets the same fault again and reports it.
+            with contextlib.suppress(Exception):
+                order.function()
+        elif isinstance(order, Release):
+            _release(function)
+            function = None
+        elif isinstance(order, Build):
+            _release(function)
+            function = _build(order, answers)
+        elif isinstance(order, NotBuilt):
+            send(answers, pack(order))
+        elif function is not None:
+            index, item = order
+            send(answers, _answer(function, index, item))
+    _release(function)
+
+
+def _read(message: Message) -> Any:
+    """The order; one that cannot be unpickled here is the caller's to hear of."""
     try:
-        function: Callable[[Any], Any] = build.load()()
+        return message.load()
+    except Exception as fault:
+        return NotBuilt(ANY_NUMBER, portable(fault))
+
+
+def _build(order: Build, answers: Connection) -> Callable[[Any], Any] | None:
+    try:
+        function = order.build()
         gc.freeze()  # what was built stays: no use in looking through it for garbage again and again
     except BaseException as fault:
-        send(answers, pack(Answer(-1, fault=portable(fault))))
-        return
-    send(answers, pack(Ready()))
-    while (message := inbox.get()) is not None:
-        index, item = message.load()
-        del message
-        send(answers, _answer(function, index, item))
+        send(answers, pack(NotBuilt(order.number, portable(fault))))
+        return None
+    send(answers, pack(Ready(order.number)))
+    return function
+
+
+def _release(function: Callable[[Any], Any] | None) -> None:
     release = getattr(function, "close", None)
     if release is not None:
         release()
@@ -97,6 +158,9 @@ def _end_with_parent() -> None:
 
 
 STOP = pack(None)
+RELEASE = pack(Release())
+ANY_NUMBER = 0
+"""In NotBuilt: not known, since the order itself could not be read."""
 
 
 def portable(fault: BaseException) -> BaseException:

@@ -1,0 +1,181 @@
+"""The worker processes of this machine: started, fed over pipes, buried, ended.
+
+A worker is started once and may serve several functions in turn, so that what is costly to load is loaded once. Two
+threads of the caller serve each worker's pipes; a worker costs its imports (0.3 s) and what it is asked to load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from mmdata.run.channel import Message, pack, receive, send
+from mmdata.run.worker import STOP, THREAD_CAPS, Warm, serve
+
+_GOODBYE_S = 1.0
+_CLOSING_S = 30.0  # for what a worker built to close itself after the last item
+
+
+@dataclass(slots=True)
+class Task:
+    """One item on its way. deaths: of workers that had it in hand. item: for the caller to work on it itself."""
+
+    index: int
+    message: Message
+    description: str
+    item: Any
+    deaths: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A process and its pipes. built: the number of the last function it was told to build; ready: it has built it."""
+
+    process: Any  # multiprocessing's spawn process
+    tasks_in: Connection
+    answers_out: Connection
+    events: queue.SimpleQueue[tuple[Worker, Message | None]]
+    outbox: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
+    threads: list[threading.Thread] = field(default_factory=list)
+    tasks: deque[Task] = field(default_factory=deque)
+    built: int = 0
+    ready: bool = False
+
+    def start_threads(self) -> None:
+        """One thread for each pipe: a worker that does not read while it computes must not stop the parent."""
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._receive)]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self, wait_s: float) -> str:
+        """Wait for the process, kill it when it does not end by itself, close the pipes; how it ended, in words."""
+        self.process.join(wait_s)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        how = _how_it_ended(self.process.exitcode)
+        # Its pipes have no other end any more, so both threads end.
+        self.outbox.put(None)
+        for thread in self.threads:
+            thread.join(_GOODBYE_S)
+        self.tasks_in.close()
+        self.answers_out.close()
+        self.process.close()
+        return how
+
+    def _send(self) -> None:
+        # a pipe to a process that just died: the receiver reports the death
+        with contextlib.suppress(OSError):
+            while (message := self.outbox.get()) is not None:
+                send(self.tasks_in, message)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message = receive(self.answers_out)
+            except (EOFError, OSError):
+                self.events.put((self, None))
+                return
+            self.events.put((self, message))
+
+
+class Crew:
+    """The workers there are, and what they say. Not safe for several threads."""
+
+    def __init__(self, warm: Callable[[], object] | None = None) -> None:
+        """warm: called once by each worker as soon as it runs, for what it will need to have loaded."""
+        self.workers: list[Worker] = []
+        self.functions = 0
+        """How many functions they were told to build so far."""
+        self._events: queue.SimpleQueue[tuple[Worker, Message | None]] = queue.SimpleQueue()
+        self._warm = None if warm is None else pack(Warm(warm))
+
+    def start(self) -> Worker:
+        """One more worker."""
+        context = multiprocessing.get_context("spawn")
+        # two one-way pipes: a two-way one is a socket pair, which costs four times the processor time
+        tasks_out, tasks_in = context.Pipe(duplex=False)
+        answers_out, answers_in = context.Pipe(duplex=False)
+        name = f"mmdata-worker-{len(self.workers)}"
+        process = context.Process(target=serve, args=(tasks_out, answers_in), name=name, daemon=True)
+        with _capped_threads(), _interrupts_blocked():
+            process.start()
+        tasks_out.close()
+        answers_in.close()
+        worker = Worker(process, tasks_in, answers_out, self._events)
+        self.workers.append(worker)
+        worker.start_threads()
+        if self._warm is not None:
+            worker.outbox.put(self._warm)
+        return worker
+
+    def event(self, timeout_s: float | None) -> tuple[Worker, Message | None] | None:
+        """The next thing a worker said, with None for its death; None alone when nothing came in that time."""
+        try:
+            return self._events.get_nowait() if timeout_s is None else self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def bury(self, worker: Worker) -> str:
+        """Take a dead worker out; how it ended. Its tasks stay in its hands."""
+        self.workers.remove(worker)
+        return worker.end(_GOODBYE_S)  # one whose pipe is broken is of no use any more, dead or not
+
+    def close(self, gently: bool) -> None:
+        """End every worker: gently those that are ready, once what they built has closed itself; others at once."""
+        kind = [gently and worker.ready for worker in self.workers]
+        for worker, waits in zip(self.workers, kind, strict=True):
+            if waits:
+                worker.outbox.put(STOP)
+            else:
+                worker.process.kill()
+        for worker, waits in zip(self.workers, kind, strict=True):
+            worker.end(_CLOSING_S if waits else _GOODBYE_S)
+        self.workers.clear()
+
+
+def _how_it_ended(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        try:
+            name = signal.Signals(-exitcode).name
+        except ValueError:
+            name = f"signal {-exitcode}"
+        return f"{name}, often the system's answer to too little memory" if name == "SIGKILL" else name
+    return f"exit code {exitcode}"
+
+
+@contextlib.contextmanager
+def _capped_threads() -> Iterator[None]:
+    """Environment for a process about to be spawned: libraries read these when they load, before our code runs."""
+    before = {name: os.environ.get(name) for name in THREAD_CAPS}
+    os.environ.update(THREAD_CAPS)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C waits while a process is spawned, and the process inherits the block: the parent alone answers it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
