@@ -12,6 +12,8 @@ are run once. A cell that is in the output file already is not run again, so an 
 --device cuda gives each rank a GPU and runs on NCCL; the default is gloo on the CPU, about an hour on two cores.
 --compiled adds, in the first precision named, the probes: refused cells that were found wrong somewhere, run to see
 whether they still are; and the offered cells with compiled layers. A probe's outcome is shown and never fails the run.
+--lora adds the cells with adapters: the whole matrix with LoRA on every linear layer, and without recomputation DoRA,
+one adapted layer (stages that train nothing), and an adapter of the head.
 --budget ends the run after so many seconds, between two cells.
 """
 
@@ -38,6 +40,7 @@ from mmdata_train.parity import (
     all_cells,
     compiled_cells,
     difference,
+    lora_cells,
     probes,
     run_cell,
     run_probe,
@@ -62,7 +65,7 @@ class Matrix:
     device: DeviceType
     deadline_s: float
     pools: dict[int, RankPool] = field(default_factory=dict)
-    references: dict[tuple[Shape, Precision], Curve] = field(default_factory=dict)
+    references: dict[tuple[Shape, Cell], Curve] = field(default_factory=dict)
 
     def pool(self, size: int) -> RankPool:
         if size not in self.pools:
@@ -72,11 +75,10 @@ class Matrix:
         return self.pools[size]
 
     def reference(self, cell: Cell) -> Curve:
-        """One process, plain layers, the cell's precision."""
-        wanted = cell.shape, cell.precision
+        """One process, plain layers, the cell's precision and adapters."""
+        wanted = cell.shape, cell.plain
         if wanted not in self.references:
-            plain = Cell(model=cell.model, precision=cell.precision)
-            self.references[wanted] = self.pool(1).run(run_cell, plain, cell.shape, 7, self.device)[0]
+            self.references[wanted] = self.pool(1).run(run_cell, cell.plain, cell.shape, 7, self.device)[0]
         return self.references[wanted]
 
     def run(self, cell: Cell) -> Record:
@@ -111,6 +113,9 @@ def read(path: Path) -> dict[str, Record]:
 def chosen_cells(options: argparse.Namespace) -> list[tuple[Cell, bool]]:
     """(cell, whether it is a probe) to run, in order: cheap layouts first, compiled ones last."""
     plain = sorted(all_cells(options.max_ranks), key=lambda cell: (cell.world_size, cell.tensor, cell.pipeline))
+    if options.lora:
+        adapted = lora_cells(options.max_ranks)
+        plain += sorted(adapted, key=lambda cell: (cell.world_size, cell.tensor, cell.pipeline))
     cells = [(cell, False) for cell in plain if representative(cell) == cell and cell.refusal() is None]
     made = [(dataclasses.replace(cell, precision=name), probe) for name in options.precision for cell, probe in cells]
     if options.compiled:
@@ -176,7 +181,26 @@ def table(options: argparse.Namespace, precision: Precision) -> str:
         f" {total['refused']} refused ({total['refused'] / total.total():.1%}), {total['not run']} not run."
     )
     lines += ["", *(f"- {count} cells: {why}" for why, count in sorted(reasons.items()))]
-    return "\n".join(lines + compiled_table(done, options, precision))
+    return "\n".join(lines + lora_table(done, options, precision) + compiled_table(done, options, precision))
+
+
+def lora_table(done: dict[str, Record], options: argparse.Namespace, precision: Precision) -> list[str]:
+    """A row a kind of adapter: cells by outcome and the largest difference."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    worst: dict[str, float] = defaultdict(float)
+    for plain in lora_cells(options.max_ranks):
+        cell = representative(dataclasses.replace(plain, precision=precision))
+        record = done.get(key(cell, options.device), {"outcome": "not run"})
+        counts[cell.lora][record["outcome"]] += 1
+        worst[cell.lora] = max(worst[cell.lora], record.get("difference", 0.0))
+    if not any(count.total() > count["not run"] for count in counts.values()):
+        return []
+    rows = ["", "| adapters | cells | equal | wrong or failed | not run | largest difference |", "|" + "---|" * 6]
+    for kind, count in counts.items():
+        bad = count["WRONG"] + count["failed"]
+        row = [kind, count.total(), count["equal"], bad, count["not run"], f"{worst[kind]:.1e}"]
+        rows.append("| " + " | ".join(map(str, row)) + " |")
+    return rows
 
 
 def compiled_table(done: dict[str, Record], options: argparse.Namespace, precision: Precision) -> list[str]:
@@ -205,6 +229,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=tuple(TOLERANCES), nargs="+", default=["fp32"])
     parser.add_argument("--compiled", action="store_true", help="compiled layers and probes too")
+    parser.add_argument("--lora", action="store_true", help="cells with adapters too")
     parser.add_argument("--out", type=Path, default=Path("out/parity.jsonl"))
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds a cell may take")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds after which no cell is started (0: none)")

@@ -202,8 +202,8 @@ class Checkpointer:
             name: tensor.detach().to("cpu", copy=True) for name, tensor, second in named_state(engine) if not second
         }
         full = {
-            "format": FORMAT, **state, "origin": self.origin, "optimizer_steps": optimizer_steps(engine), "scaler": engine.scaler.state(),
-            "skipped_in_a_row": engine.skipped_in_a_row, "torch": torch.__version__,
+            "format": FORMAT, **state, "origin": self.origin, "optimizer_steps": optimizer_steps(engine),
+            "scaler": engine.scaler.state(), "skipped_in_a_row": engine.skipped_in_a_row, "torch": torch.__version__,
             "lora": None if engine.model.lora is None else to_mapping(engine.model.lora),
         }  # fmt: skip
         self._thread = threading.Thread(target=self._write, args=(tensors, full, best), name="checkpoint")

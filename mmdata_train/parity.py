@@ -1,10 +1,10 @@
 """Proof that a layout trains like one process: a few AdamW steps on a small model, loss and gradient norm compared.
 
-A cell is one combination of degrees, ZeRO stage, schedule, recomputation and compilation. `run_cell` is called on
-every rank of a group of the cell's size; `config_checks` refuses cells with a reason, and `probes` lists refused ones
-worth running all the same, to see whether their reason still holds. Labels are partly ignored and unevenly spread over
-rows, so a mean of means would be caught; clipping is active; documents restart within rows. The same on gloo and NCCL;
-a cell takes a second or two, a compiled one 10 to 60.
+A cell is one combination of degrees, ZeRO stage, schedule, recomputation, compilation and adapters. `run_cell` is
+called on every rank of a group of the cell's size; `config_checks` refuses cells with a reason, and `probes` lists
+refused ones worth running all the same, to see whether their reason still holds. Labels are partly ignored and unevenly
+spread over rows, so a mean of means would be caught; clipping is active; documents restart within rows. The same on
+gloo and NCCL; a cell takes a second or two, a compiled one 10 to 60.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from mmdata_train.batch import Batch
 from mmdata_train.config import ParallelConfig, TrainingConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.errors import ConfigError
+from mmdata_train.lora.fill import initialize_adapters
+from mmdata_train.lora.layer import adapter_parameters
+from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.loss import IGNORED
 from mmdata_train.mesh import Mesh
 from mmdata_train.model.config import ModelConfig
-from mmdata_train.model.init import initialize
-from mmdata_train.parallelize import build_parts
+from mmdata_train.model.init import initialize, weight_seed
+from mmdata_train.parallelize import ModelParts, build_parts
 from mmdata_train.schedules import SCHEDULES, ScheduleName, micro_batches_fit
+from mmdata_train.slices import fill, local_slices
 from mmdata_train.step import Engine
 
 STEPS = 3
@@ -62,6 +66,15 @@ ModelName = Literal["llama", "qwen3-tied", "gpt2"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16"]
 TOLERANCES: dict[Precision, float] = {"fp32": TOLERANCE, "bf16": BF16_TOLERANCE}
+LoraKind = Literal["none", "lora", "dora", "one-layer", "head"]
+LORAS: dict[LoraKind, LoraConfig | None] = {
+    "none": None,
+    "lora": LoraConfig(rank=3, plus_ratio=4.0),
+    "dora": LoraConfig(rank=3, dora=True, rslora=True),
+    # Stages before and behind the second layer train nothing.
+    "one-layer": LoraConfig(rank=3, targets=("layers.1.*",)),
+    "head": LoraConfig(rank=3, targets=("q_proj", "down_proj", "head")),
+}
 Curve = list[tuple[float, float]]
 
 
@@ -98,7 +111,7 @@ class Shape:
 class Cell:
     """One combination. `sequence_parallel` matters with a tensor axis only, `schedule` with pipeline ranks only.
 
-    compile: each layer by itself, with inductor.
+    compile: each layer by itself, with inductor. lora: adapters with random B are trained in place of the weights.
     """
 
     tensor: int = 1
@@ -111,6 +124,12 @@ class Cell:
     sequence_parallel: bool = True
     compile: bool = False
     precision: Precision = "fp32"
+    lora: LoraKind = "none"
+
+    @property
+    def plain(self) -> Cell:
+        """What the cell is compared with: one process, the same model, adapters and precision."""
+        return Cell(model=self.model, precision=self.precision, lora=self.lora)
 
     @property
     def world_size(self) -> int:
@@ -188,6 +207,25 @@ def run_cell(
     current GPU for `cuda`. probe: run the cell though it is refused. Raises ConfigError where it is refused otherwise.
     """
     shape = shape or cell.shape
+    engine = open_cell(cell, shape, seed, device, probe=probe)
+    curve = []
+    for step in range(STEPS):
+        result = engine.train_step(shape.batch(step).rows(own_rows(engine, shape)), step)
+        curve.append((result.loss, result.grad_norm))
+    return curve
+
+
+def own_rows(engine: Engine, shape: Shape) -> slice:
+    """This data rank's rows of a global batch."""
+    mesh = engine.model.mesh
+    share = shape.rows // mesh.layout.data
+    return slice(mesh.data_rank * share, (mesh.data_rank + 1) * share)
+
+
+def open_cell(
+    cell: Cell, shape: Shape, seed: int = 7, device: Literal["cpu", "cuda"] = "cpu", *, probe: bool = False
+) -> Engine:
+    """The engine `run_cell` trains; a collective over the default group. Raises ConfigError as run_cell does."""
     _, parallel, training = cell.unchecked_configs() if probe else cell.configs()
     # Its default; TF32 would differ from the CPU in the fourth digit.
     torch.set_float32_matmul_precision("highest")
@@ -197,16 +235,21 @@ def run_cell(
     grid = ParallelConfig(tensor=cell.tensor, pipeline=cell.pipeline, data=cell.data, zero_stage=cell.zero_stage)
     model = shape.config()
     mesh = _mesh(grid, current_device(device))
-    parts = build_parts(model, parallel, training, mesh)
+    parts = build_parts(model, parallel, training, mesh, LORAS[cell.lora])
     initialize(parts.parts, model, seed)
-    engine = Engine(parts, parallel, training, SEQ_LENGTH, STEPS)
-    share = shape.rows // cell.data
-    own = slice(mesh.data_rank * share, (mesh.data_rank + 1) * share)
-    curve = []
-    for step in range(STEPS):
-        result = engine.train_step(shape.batch(step).rows(own), step)
-        curve.append((result.loss, result.grad_norm))
-    return curve
+    if parts.lora is not None:
+        initialize_adapters(parts.parts, seed)
+        _fill_b(parts, seed)
+    return Engine(parts, parallel, training, SEQ_LENGTH, STEPS)
+
+
+def _fill_b(parts: ModelParts, seed: int) -> None:
+    """Adapters start at B = 0, where A has no gradient yet: a wrong one would pass."""
+    for part in parts.parts:
+        for name, weight in adapter_parameters(part).items():
+            if name.endswith("lora_B"):
+                generator = torch.Generator().manual_seed(weight_seed(seed, name))
+                fill(weight, torch.empty(weight.shape).normal_(0.0, 0.05, generator=generator)[local_slices(weight)])
 
 
 def run_probe(cell: Cell, device: Literal["cpu", "cuda"] = "cpu") -> Curve:
@@ -233,6 +276,16 @@ def all_cells(max_ranks: int) -> list[Cell]:
         for zero_stage, schedule, recompute in itertools.product(stages, schedules, modes):
             cells.append(Cell(tensor, pipeline, data, zero_stage, schedule, recompute))
     return cells
+
+
+def lora_cells(max_ranks: int) -> list[Cell]:
+    """The offered cells of `all_cells` with adapters on every linear layer; the other kinds without recomputation."""
+    offered = [cell for cell in all_cells(max_ranks) if cell.refusal() is None]
+    kinds: tuple[LoraKind, ...] = ("dora", "one-layer", "head")
+    cells = [dataclasses.replace(cell, lora="lora") for cell in offered]
+    return cells + [
+        dataclasses.replace(cell, lora=kind) for kind in kinds for cell in offered if cell.recompute == "none"
+    ]
 
 
 def compiled_cells(max_ranks: int) -> list[Cell]:
