@@ -14,6 +14,7 @@ import torch
 
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
+from mmdata_train.course import course_lines
 from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines
 from mmdata_train.errors import ConfigError, DataError
 from mmdata_train.launch import DeviceType
@@ -40,6 +41,7 @@ def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
     steps = config.train.steps or count_steps(config.train, samples)
     yield f"data: {samples:,} samples of {config.data.seq_length:,} tokens, {steps:,} steps"
     yield from share_lines(run.data)
+    yield from course_lines(config.train, run.data, steps)
     silent = [share.path for share in run.data.shares() if share.counted == 0]
     if silent:
         raise DataError(f"{silent[0]}: no token of it counts in the loss; look at its loss spans, or take it out")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -50,7 +51,8 @@ def main(debug: bool) -> None:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
 @click.option("--no-parity", is_flag=True, help="Leave out the comparison of a new layout with one process.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON on stdout.")
-def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, as_json: bool) -> None:
+@click.option("--allow-random", is_flag=True, help="Go on though a loaded model's first loss is near ln(vocabulary).")
+def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, allow_random: bool, as_json: bool) -> None:
     """Train as CONFIG says; a run found in its output folder is continued.
 
     Started plainly, it starts its own ranks on this machine; under torchrun it is one rank.
@@ -61,7 +63,8 @@ def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, as_json: 
     """
     from mmdata_train import ranks, run
 
-    settings = load_config(config, [*overrides, *([NO_PARITY] if no_parity else [])])
+    flags = ([NO_PARITY] if no_parity else []) + (["train.allow_random=true"] if allow_random else [])
+    settings = load_config(config, [*overrides, *flags])
     start_logging()
     count = ranks.ranks_here(settings)
     if count > 1 and not ranks.under_launcher():
@@ -96,4 +99,37 @@ def check(config: str, overrides: tuple[str, ...], world_size: int | None, no_pa
 
 
 main.add_command(data_command)
+@main.command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
+@click.option("--nodes", default=1, show_default=True, help="Machines.")
+@click.option("--gpus-per-node", default=8, show_default=True, help="GPUs of each machine, a rank each.")
+@click.option("--time", default="24:00:00", show_default=True, help="The job's limit, as sbatch takes it.")
+@click.option("--name", help="Name of the job (default: of the output folder).")
+@click.option("--partition", help="Partition to run in.")
+@click.option("--account", help="Account to charge.")
+@click.option("--cpus-per-task", type=int, help="Cores of each machine for the run.")
+@click.option("--memory", help="Host memory of each machine, such as 500G.")
+@click.option("--grace", default=600, show_default=True, help="Seconds before the limit at which the run saves.")
+@click.option("--requeue/--no-requeue", default=True, show_default=True, help="Queue again after saving at the limit.")
+@click.option("--setup", multiple=True, metavar="LINE", help="Shell line before training, such as 'module load cuda'.")
+@click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="A further option, such as --qos=high.")
+def slurm(config: str, overrides: tuple[str, ...], **job: Any) -> None:
+    """Print the sbatch script that trains as CONFIG says on several machines.
+
+    Before the limit it saves and queues itself again; the same command goes on from there.
+
+    \b
+    Example:
+      mmdata-train slurm finetune.yaml --nodes 4 --time 12:00:00 --setup "source .venv/bin/activate" > law.sbatch
+    """
+    from mmdata_train.config_checks import check_run
+    from mmdata_train.session import model_config
+    from mmdata_train.slurm import SlurmJob, slurm_script
+
+    settings, wanted = load_config(config, overrides), SlurmJob(**job)
+    check_run(model_config(settings), settings.parallel, settings.train, settings.data.seq_length, wanted.world_size)
+    click.echo(slurm_script(config, settings, overrides, wanted), nl=False)
+
+
 main.add_command(generate_command)

@@ -141,7 +141,13 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig(OptimConfig):
-    """The `train` section: batches, length, precision. Batches are in sequences of `data.seq_length` tokens."""
+    """The `train` section: batches, length, precision. Batches are in sequences of `data.seq_length` tokens.
+
+    steps, or epochs: passes over all training entries, from which the steps follow (neither: one epoch). eval_every: in
+    steps, null evaluates at step 0 only. early_stop_after: evaluations in which the deciding set's loss did not fall by
+    more than early_stop_delta. exit_after_minutes: save and end then. allow_random: go on though a loaded model's first
+    loss is near ln(vocabulary). peak_tflops: of the device, for MFU, where it is not known.
+    """
 
     micro_batch_size: int = 1
     global_batch_size: int = 1
@@ -163,6 +169,7 @@ class TrainingConfig(OptimConfig):
     eval_every: int | None = None
     eval_batches: int | None = None
     early_stop_after: int | None = None
+    early_stop_delta: float = 0.0
     exit_after_minutes: float | None = None
     allow_random: bool = False
     peak_tflops: float | None = None
@@ -171,6 +178,14 @@ class TrainingConfig(OptimConfig):
         OptimConfig.__post_init__(self)
         counts = ("micro_batch_size", "global_batch_size", "log_every", "loss_scale_window", "loss_scale_hysteresis")
         _at_least("train", {name: getattr(self, name) for name in counts}, 1)
+        optional = {"steps": self.steps, "eval_every": self.eval_every, "eval_batches": self.eval_batches}
+        optional["early_stop_after"] = self.early_stop_after
+        _at_least("train", {name: value for name, value in optional.items() if value is not None}, 1)
+        _at_least("train", {"early_stop_delta": self.early_stop_delta}, 0)
+        if self.epochs is not None and self.epochs <= 0:
+            raise ConfigError(f"train.epochs is {self.epochs}; it must be above 0, such as 1 or 0.5")
+        if self.early_stop_after is not None and self.eval_every is None:
+            raise ConfigError("train.early_stop_after counts evaluations; set train.eval_every")
         if self.steps is not None and self.epochs is not None:
             raise ConfigError("train.steps and train.epochs are both set; the one follows from the other, remove one")
         if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
@@ -193,13 +208,18 @@ class TrainingConfig(OptimConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputConfig:
-    """Where a run writes. keep: checkpoints kept beside `best`; save_every and keep count steps and checkpoints."""
+    """Where a run writes. keep: checkpoints kept beside `best`; save_every and keep count steps and checkpoints.
+
+    best_by: the validation set that decides which checkpoint is best (null: the first). wandb: a project of Weights &
+    Biases to log to as well; its package must be installed.
+    """
 
     dir: Path = Path("runs/finetune")
     save_every: int | None = None
     keep: int = 3
     async_save: bool = True
     tensorboard: bool = False
+    wandb: str | None = None
     best_by: str | None = None
 
     def __post_init__(self) -> None:

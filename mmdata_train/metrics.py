@@ -7,9 +7,11 @@ Recomputation does not count as work done.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, TextIO
 
 import torch
 
+from mmdata_train.errors import ConfigError
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.step import StepResult
 
@@ -139,19 +142,27 @@ def line(record: StepRecord, total_steps: int) -> str:
 
 @dataclass(slots=True)
 class RunLog:
-    """Where records go. Only one rank of a run writes; the others hold one that is switched off."""
+    """Where records go. Only one rank of a run writes; the others hold one that is switched off.
+
+    wandb: project of Weights & Biases. facts: of the run, shown there. Raises ConfigError when it is not installed.
+    """
 
     folder: Path
     total_steps: int
     enabled: bool
     tensorboard: bool = False
     every: int = 1
+    wandb: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     _file: TextIO | None = None
     _board: Any = None
+    _wandb: Any = None
 
     def __post_init__(self) -> None:
         if not self.enabled:
             return
+        if self.wandb is not None:
+            self._wandb = start_wandb(self.wandb, self.folder, self.facts)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._file = (self.folder / "log.jsonl").open("a", encoding="utf-8", newline="\n")
         if self.tensorboard:
@@ -174,6 +185,14 @@ class RunLog:
                 logger.info("step %d | %s: %s", step, name, shown)
             self._write(f"valid/{name}", step, dict(measured))
 
+    def sources(self, step: int, values: Mapping[str, tuple[float, int]]) -> None:
+        """By training source: mean loss and counted tokens of one step."""
+        if self.enabled and values:
+            shown = ", ".join(f"{name} {loss:.4f}" for name, (loss, _) in values.items())
+            logger.info("step %d | by source: %s", step, shown)
+        for name, (loss, tokens) in values.items():
+            self._write(f"source/{name}", step, {"loss": loss, "counted_tokens": tokens})
+
     def event(self, step: int, text: str) -> None:
         """Something that happened once: a save, a signal, an early stop."""
         if self.enabled:
@@ -184,10 +203,16 @@ class RunLog:
         if self._file is not None:
             self._file.write(json.dumps({"kind": kind, **values, "step": step}, ensure_ascii=False) + "\n")
             self._file.flush()
+        scalars = {
+            f"{kind}/{key}": value
+            for key, value in values.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step"
+        }
         if self._board is not None:
-            for key, value in values.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "step":
-                    self._board.add_scalar(f"{kind}/{key}", value, step)
+            for key, value in scalars.items():
+                self._board.add_scalar(key, value, step)
+        if self._wandb is not None and scalars:
+            self._wandb.log(scalars, step=step)
 
     def close(self) -> None:
         """Flush and close."""
@@ -195,3 +220,28 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def start_wandb(project: str, folder: Path, facts: Mapping[str, Any]) -> Any:
+    """A run of Weights & Biases that a second start of the same folder continues. Raises ConfigError without it.
+
+    It reaches the network unless WANDB_MODE=offline; it is used only where the configuration names a project.
+    """
+    try:
+        wandb = importlib.import_module("wandb")
+    except ImportError:
+        raise ConfigError("output.wandb needs the package: pip install wandb; or set output.wandb: null") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder / "wandb.id"
+    if not name.is_file():
+        name.write_text(uuid.uuid4().hex, encoding="utf-8")
+    return wandb.init(
+        project=project,
+        dir=str(folder),
+        name=folder.name,
+        id=name.read_text(encoding="utf-8"),
+        resume="allow",
+        config=dict(facts),
+    )

@@ -105,8 +105,8 @@ def meet(seconds: float = SECONDS) -> tuple[Any, int, int]:
         first = str(error).split("\n", 1)[0]
         raise RankError(
             f"rank {rank} ({socket.gethostname()}, interface {name}, {address}) cannot meet the others at"
-            f" {master}:{port} within {seconds:g} s: is rank 0 up, is the port open in the firewall, is MASTER_ADDR the address of the"
-            f" right network? ({first})"
+            f" {master}:{port} within {seconds:g} s: is rank 0 up, is the port open in the firewall, is MASTER_ADDR the"
+            f" address of the right network? ({first})"
         ) from None
     return store, rank, world
 

@@ -21,7 +21,8 @@ from mmdata_train.batch import Batch
 from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state
 from mmdata_train.config import TrainConfig, TrainingConfig
 from mmdata_train.config_checks import check_run
-from mmdata_train.config_io import dump_yaml
+from mmdata_train.config_io import dump_yaml, to_mapping
+from mmdata_train.course import course_lines
 from mmdata_train.data.open import TrainingData, open_training, open_validation, samples_for_epochs
 from mmdata_train.data.prepare import prepare_data
 from mmdata_train.data.show import model_facts, share_lines, tokenizer_path
@@ -106,6 +107,14 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
 
 
 def _loader(config: TrainConfig, mesh: Mesh, model: ModelParts, data: TrainingData, **options: Any) -> StepLoader:
+def _log(config: TrainConfig, steps: int, first: bool) -> RunLog:
+    facts = to_mapping(config)
+    # The options of a conversion may hold the key that hashes personal data.
+    facts["data"].pop("convert")
+    output = config.output
+    return RunLog(output.dir, steps, first, output.tensorboard, config.train.log_every, output.wandb, facts)
+
+
     training = config.train
     sampler = ParallelSampler(
         len(data.samples), mesh.layout, training.micro_batch_size, training.global_batch_size, seed=config.data.seed,
@@ -182,9 +191,8 @@ def _run(
     checkpointer = Checkpointer(folder / CHECKPOINTS, config.output.keep, config.output.async_save)
     if first:
         (folder / "config.yaml").write_text(as_given, encoding="utf-8")
-        for line in share_lines(data):
+        for line in (*share_lines(data), *course_lines(config.train, data, steps), str(mesh.layout)):
             logger.info("%s", line)
-        logger.info("%d steps of %d sequences, %s", steps, config.train.global_batch_size, mesh.layout)
     stream = _loader(
         config, mesh, engine.model, data, consumed=0 if state is None else int(state["consumed"]),
         global_batch=partial(global_rows_at, config.train),
@@ -193,7 +201,7 @@ def _run(
         engine=engine,
         stream=stream,
         checkpointer=checkpointer,
-        log=RunLog(folder, steps, first, config.output.tensorboard, config.train.log_every),
+        log=_log(config, steps, first),
         meter=Meter(
             engine.model.config, config.data.seq_length, mesh.layout.world_size, mesh.device, config.train.peak_tflops
         ),

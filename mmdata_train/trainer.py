@@ -21,7 +21,7 @@ from mmdata_train.errors import StepError
 from mmdata_train.loss import IGNORED
 from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.step import Engine
-from mmdata_train.watch import BestWatch, SpikeWatch, StopWatch
+from mmdata_train.watch import STOP_FILE, BestWatch, SpikeWatch, StopWatch
 
 
 class BatchStream(Protocol):
@@ -89,6 +89,9 @@ class Trainer:
     _best: BestWatch = field(default_factory=BestWatch)
     _saved_at: int = -1
 
+    def __post_init__(self) -> None:
+        self._best.delta = self.training.early_stop_delta
+
     @property
     def training(self) -> TrainingConfig:
         return self.engine.training
@@ -96,15 +99,16 @@ class Trainer:
     def resume(self, state: dict[str, Any]) -> None:
         """Take up the place a checkpoint's state names; the stream is placed by its maker."""
         self.step, self.consumed = int(state["step"]), int(state["consumed"])
-        if state.get("best") is not None:
-            self._best = BestWatch(float(state["best"]), int(state["since_best"]))
+        self._saved_at = self.step
+        self._best.load(state["best"])
 
     def run(self) -> RunSummary:
         """Train to the last step or until a stop; saves at the end. Raises StepError, CheckpointError."""
         loss, reason = math.nan, None
         if self.step == 0:
             self._evaluate()
-        with StopWatch(self.training.exit_after_minutes) as watch:
+        file = self.output.dir / STOP_FILE if dist.get_rank() == 0 else None
+        with StopWatch(self.training.exit_after_minutes, file=file) as watch:
             while self.step < self.engine.total_steps and reason is None:
                 rows = global_rows_at(self.training, self.consumed)
                 batch = self.stream.next_batch(rows)
@@ -138,7 +142,8 @@ class Trainer:
             self._save(best=best)
         limit = training.early_stop_after
         if limit and self._best.since >= limit:
-            return f"no better validation loss in {limit} evaluations"
+            least = f" by {self._best.delta:g} or more" if self._best.delta else ""
+            return f"no better validation loss{least} in {limit} evaluations"
         return None
 
     def _evaluate(self) -> bool:
@@ -170,8 +175,7 @@ class Trainer:
             "step": self.step,
             "consumed": self.consumed,
             "data": self.stream.state(),
-            "best": None if math.isinf(self._best.best) else self._best.best,
-            "since_best": self._best.since,
+            "best": self._best.state(),
         }
         self.checkpointer.save(self.engine, state, best=best)
         self._saved_at = self.step
@@ -202,9 +206,8 @@ class Trainer:
             sums[0].index_add_(0, sources, nll.double())
             sums[1].index_add_(0, sources, counted)
         totals, tokens = mesh.sum(sums).tolist()
-        present = [(name, t, n) for name, t, n in zip(self.sources, totals, tokens, strict=True) if n]
-        if present:
-            self.log.event(self.step, "by source: " + ", ".join(f"{name} {t / n:.4f}" for name, t, n in present))
+        present = {name: (t / n, int(n)) for name, t, n in zip(self.sources, totals, tokens, strict=True) if n}
+        self.log.sources(self.step, present)
 
     def _log_documents(self, loss: float) -> None:
         """Where the documents of a striking step came from, gathered from all data ranks; a collective."""

@@ -23,6 +23,7 @@ from mmdata.samples.entries import Entry, resolve
 from mmdata.samples.mix import Mix, Resume, resume_mix, start_mix
 from mmdata.samples.packed import PackedSamples
 from mmdata.samples.rows import Indices
+from mmdata.samples.split import split_range
 from mmdata_train.data_config import DataConfig, DataEntry
 from mmdata_train.errors import ConfigError, DataError, SamplerStateError
 
@@ -38,7 +39,8 @@ class ModelFacts:
 class Share(NamedTuple):
     """What one source gives to the last phase: draws, and its shares of samples, tokens and counted tokens (0 to 1).
 
-    filled: which share of its positions holds tokens; the rest is padding.
+    filled: which share of its positions holds tokens; the rest is padding. passes: how often the phase goes through it.
+    token_count, counted_count: expected tokens and counted tokens of its samples.
     """
 
     path: str
@@ -47,6 +49,9 @@ class Share(NamedTuple):
     tokens: float
     counted: float
     filled: float
+    passes: float
+    token_count: int
+    counted_count: int
 
 
 class TrainingData:
@@ -93,7 +98,10 @@ class TrainingData:
         result = []
         for number, (use, count) in enumerate(zip(phase.sets, draws.tolist(), strict=True)):
             tokens, counted = (content[number] / totals).tolist()
-            result.append(Share(use.path, int(count), float(count / draws.sum()), tokens, counted, filled[number]))
+            whole = [round(value) for value in content[number].tolist()]
+            passes = count / _samples_of_pass(blend.sets[number])
+            part = float(count / draws.sum())
+            result.append(Share(use.path, int(count), part, tokens, counted, filled[number], passes, *whole))
         return result
 
 
@@ -103,6 +111,17 @@ def options_fingerprint(config: DataConfig) -> str:
     names = ("seq_length", "seed", "split", "mode", "reset_positions", "reset_attention", "weigh_by")
     facts: dict[str, Any] = {name: getattr(options, name) for name in names}
     return key_of(facts | {"kind": "data", "order": config.order, "tail": config.tail})
+
+
+def _samples_of_pass(samples: Any) -> float:
+    """Samples of one pass over a set's documents; not whole where samples are cut out of a stream."""
+    if isinstance(samples, ChainedSamples):
+        return _samples_of_pass(samples.sets[0])
+    if isinstance(samples, PackedSamples):
+        return float(len(samples.bins))
+    used = split_range(samples.split, samples.subset, len(samples.group))
+    tokens = int(samples.group.lengths[used.start : used.stop].sum(dtype=np.int64))
+    return max(1.0, float(tokens)) / float(samples.seq_length)
 
 
 def _content(samples: Any) -> tuple[float, float]:

@@ -132,10 +132,10 @@ def model_facts(config: TrainConfig) -> ModelFacts:
 def share_lines(data: TrainingData) -> Iterator[str]:
     """The warnings, then each source's share of samples, tokens and counted tokens, and how full its rows are."""
     yield from (f"warning: {text}" for text in data.warnings)
-    yield f"{'samples':>10} {'share':>7} {'tokens':>7} {'counted':>7} {'filled':>7}  source"
+    yield f"{'samples':>10} {'share':>7} {'tokens':>7} {'counted':>7} {'filled':>7} {'passes':>7}  source"
     for share in data.shares():
         values = (f"{value:7.2%}" for value in (share.samples, share.tokens, share.counted, share.filled))
-        yield f"{share.draws:10,} {' '.join(values)}  {share.path}"
+        yield f"{share.draws:10,} {' '.join(values)} {share.passes:7.2f}  {share.path}"
 
 
 def batch_lines(run: DataRun, rank: int, steps: int, decoder: Decoder | None) -> Iterator[str]:

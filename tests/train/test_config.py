@@ -119,7 +119,12 @@ def check(parallel: dict[str, Any], training: dict[str, Any], world: int, model:
             4,
             "nearest that works: zero_stage 1",
         ),
-        ({"tensor": 2}, {"compile": True, "global_batch_size": 1}, 2, "compile: false, or tensor: 1"),
+        (
+            {"tensor": 2, "parity_check": False},
+            {"compile": True, "global_batch_size": 1},
+            2,
+            "compile: false, or tensor: 1",
+        ),
         (
             {},
             {"global_batch_size": 8, "batch_rampup": {"start": 3, "increment": 2, "samples": 9}},

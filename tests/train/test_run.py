@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,9 +19,10 @@ import mmdata  # noqa: E402
 from mmdata_train.check import check_lines  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
+from mmdata_train.course import course_lines, course_of_rate  # noqa: E402
 from mmdata_train.errors import ConfigError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
-from mmdata_train.run import count_steps, finetune, samples_of_steps  # noqa: E402
+from mmdata_train.run import count_steps, finetune, open_data, samples_of_steps  # noqa: E402
 from mmdata_train.trainer import RunSummary  # noqa: E402
 
 
@@ -84,8 +86,8 @@ def test_run_of_four_ranks_gives_the_curve_of_one(shards: Path, one: RankPool, r
     assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     kinds = [(record["kind"], record["step"]) for record in log_of(tmp_path / "one") if record["kind"] != "event"]
     assert kinds[:2] == [("valid/law", 0), ("train", 1)]
-    sources = [record["text"] for record in log_of(tmp_path / "one") if "by source" in record.get("text", "")]
-    assert any("law_text_document" in text and "general_text_document" in text for text in sources)
+    sources = {record["kind"] for record in log_of(tmp_path / "one") if record["kind"].startswith("source/")}
+    assert sources == {f"source/{shards / name}_text_document" for name in ("law", "general")}
 
 
 def test_second_start_continues_the_first(shards: Path, one: RankPool, ranks: RankPool, tmp_path: Path) -> None:
@@ -121,6 +123,43 @@ def test_steps_follow_from_samples_and_back() -> None:
     assert all(count_steps(ramp, samples_of_steps(ramp, steps)) == steps for steps in range(1, 20))
     with pytest.raises(ConfigError, match="7 samples are fewer than one global batch of 8"):
         count_steps(plain, 7)
+
+
+def test_epochs_say_what_follows_from_them(shards: Path, tmp_path: Path) -> None:
+    """Two epochs: both shards twice, whatever is left of the last batch dropped."""
+    entries = [str(shards / f"{name}_text_document") for name in ("law", "general")]
+    changes = {
+        "data.train": entries, "train.steps": None, "train.epochs": 2, "train.warmup_ratio": 0.1,
+        "data.reset_attention": False,
+    }  # fmt: skip
+    config = config_of(shards, tmp_path / "out", **changes)
+    data, steps = open_data(config, None)
+    counts = [int(mmdata.IndexedDataset(path).sequence_lengths.sum()) for path in entries]
+    samples = 2 * sum((count - 1) // 16 for count in counts)
+    assert len(data.samples) == samples and steps == samples // 8
+    assert [share.passes for share in data.shares()] == pytest.approx([2.0, 2.0], rel=0.02)
+    lines = list(course_lines(config.train, data, steps))
+    assert lines[0] == (
+        f"{steps:,} steps (from 2 epochs) of 8 sequences of 16 tokens: {samples:,} samples, {16 * samples:,} tokens,"
+        f" {16 * samples:,} of them counted"
+    )
+    warmup = math.ceil(0.1 * steps)
+    assert lines[1] == (
+        f"{sum(counts) / 16 / 8:.2f} steps an epoch, {samples * 16 / sum(counts):.2f} epochs; learning rate:"
+        f" {warmup} steps of warm-up to 0.003, cosine to 0 at step {steps}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"lr_schedule": "constant"}, "1e-05 from the first step, then constant"),
+        ({"lr_schedule": "wsd", "warmup_steps": 5}, "5 steps of warm-up to 1e-05, linear to 0 from step 90 to 100"),
+        ({"lr_schedule": "linear", "decay_steps": 60, "min_lr": 1e-6}, "linear to 1e-06 at step 60"),
+    ],
+)
+def test_course_of_the_rate_is_said(changes: dict[str, Any], line: str) -> None:
+    assert course_of_rate(TrainingConfig(**changes), 100).endswith(line)
 
 
 def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

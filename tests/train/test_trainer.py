@@ -7,8 +7,10 @@ import logging
 import math
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,13 +20,13 @@ torch = pytest.importorskip("torch")
 from mmdata_train.batch import Batch  # noqa: E402
 from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state  # noqa: E402
 from mmdata_train.config import BatchRampup, OutputConfig, ParallelConfig, TrainConfig, TrainingConfig  # noqa: E402
-from mmdata_train.errors import RankError  # noqa: E402
+from mmdata_train.errors import ConfigError, RankError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.metrics import Meter, RunLog, flops_per_token  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
 from mmdata_train.session import open_engine  # noqa: E402
 from mmdata_train.trainer import RunSummary, Trainer, ValidationSet, global_rows_at  # noqa: E402
-from mmdata_train.watch import BestWatch, SpikeWatch  # noqa: E402
+from mmdata_train.watch import STOP_FILE, BestWatch, SpikeWatch, StopWatch  # noqa: E402
 
 LENGTH = 16
 MODEL = ModelConfig(
@@ -149,12 +151,29 @@ def test_validation_comes_before_the_first_update_and_best_is_kept(one: RankPool
     assert measured[0]["perplexity"] == pytest.approx(math.exp(measured[0]["loss"]))
     assert summary.best == min(record["loss"] for record in measured) < measured[0]["loss"]
     assert (tmp_path / "checkpoints" / "best").read_text(encoding="utf-8") == "step_00000008"
-    assert {record["text"].partition(":")[0] for record in log_of(tmp_path, "event")} >= {"by source"}
+    by_source = {name: log_of(tmp_path, f"source/{name}") for name in ("even", "odd")}
+    for record, even, odd in zip(log_of(tmp_path), *by_source.values(), strict=True):
+        assert even["counted_tokens"] + odd["counted_tokens"] == record["counted_tokens"]
+        parts = even["loss"] * even["counted_tokens"] + odd["loss"] * odd["counted_tokens"]
+        assert parts / record["counted_tokens"] == pytest.approx(record["loss"], rel=1e-5)
 
 
 def test_training_stops_early_when_nothing_gets_better(one: RankPool, tmp_path: Path) -> None:
     summary = one.run(run_with_validation, tmp_path, None, 2)[0]
     assert (summary.steps, summary.stopped_by) == (4, "no better validation loss in 2 evaluations")
+
+
+def test_better_by_less_than_the_delta_does_not_put_off_the_stop() -> None:
+    watch = BestWatch(delta=0.1)
+    assert [watch.note(loss) for loss in (3.0, 2.95, 2.92, 2.85)] == [True, True, True, True]
+    assert (watch.best, watch.since, watch.mark) == (2.85, 0, 2.85)
+    assert (watch.note(2.8), watch.since, watch.best) == (True, 1, 2.8)
+    other = BestWatch(delta=0.1)
+    other.load(json.loads(json.dumps(watch.state())))
+    assert other == watch
+    fresh = BestWatch()
+    fresh.load(json.loads(json.dumps(BestWatch().state())))
+    assert fresh == BestWatch()
 
 
 def test_unknown_deciding_set_is_an_error_that_lists_the_sets(one: RankPool, tmp_path: Path) -> None:
@@ -218,6 +237,58 @@ def test_batch_ramp_up_gives_each_size_an_equal_share() -> None:
         sizes.append(global_rows_at(training, consumed))
         consumed += sizes[-1]
     assert sizes == [4] * 10 + [8] * 5 + [12] * 4 + [16] * 3
+
+
+def test_file_in_the_output_folder_stops_after_the_step_and_one_from_before_does_not(tmp_path: Path) -> None:
+    file = tmp_path / STOP_FILE
+    file.touch()
+    with StopWatch(file=file) as watch:
+        assert not watch.wants_to_stop() and not file.exists()
+        file.touch()
+        assert watch.wants_to_stop() and str(watch.reason).endswith("stop was made")
+        assert not file.exists() and watch.wants_to_stop()
+
+
+def test_weights_and_biases_gets_the_numbers_and_one_run_for_all_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the package, which needs an account or a server."""
+    calls: list[tuple[str, Any]] = []
+
+    class Run:
+        def log(self, values: dict[str, float], step: int) -> None:
+            calls.append(("log", (values, step)))
+
+        def finish(self) -> None:
+            calls.append(("finish", None))
+
+    module = ModuleType("wandb")
+    module.init = lambda **options: calls.append(("init", options)) or Run()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for _ in range(2):
+        log = RunLog(tmp_path / "law", 10, enabled=True, wandb="fine-tuning", facts={"seed": 1})
+        log.evaluation(3, {"law": {"loss": 2.0, "perplexity": 7.4}})
+        log.event(3, "saving")
+        log.close()
+    first, second = (options for kind, options in calls if kind == "init")
+    assert first == second and first["id"] == (tmp_path / "law" / "wandb.id").read_text(encoding="utf-8")
+    assert (first["project"], first["name"], first["config"], first["resume"]) == (
+        "fine-tuning",
+        "law",
+        {"seed": 1},
+        "allow",
+    )
+    assert calls[1] == ("log", ({"valid/law/loss": 2.0, "valid/law/perplexity": 7.4}, 3))
+    assert [kind for kind, _ in calls] == ["init", "log", "finish"] * 2
+
+
+def test_absent_weights_and_biases_is_named_and_ranks_that_do_not_write_need_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        RunLog(tmp_path, 10, enabled=True, wandb="fine-tuning")
+    RunLog(tmp_path, 10, enabled=False, wandb="fine-tuning").close()
 
 
 def test_operations_of_a_known_model_are_counted_by_the_formula() -> None:
