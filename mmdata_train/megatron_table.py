@@ -45,7 +45,7 @@ _FP8 = "fp8 is not offered here; use --bf16"
 _KERNEL = "kernels are chosen by PyTorch"
 _DDP = "gradients are reduced layer by layer as they are ready"
 _LOGGED = "loss, gradient norm, rate, tokens/s, TFLOP/s, MFU and memory are logged at every --log-interval"
-_NO_WANDB = "nothing is sent; log.jsonl (and TensorBoard with --tensorboard-dir) are in the --save folder"
+_WANDB = "runs of --wandb-project are named after the --save folder, where wandb's own files go; WANDB_ENTITY is heeded"
 _PROFILE = "no profile is taken by this command; wrap mmdata_train.finetune with torch.profiler"
 _FORMAT = "checkpoints are torch's distributed ones, readable in any layout"
 _RECOMPUTE = "every layer is recomputed alike; results are the same, memory and time may differ"
@@ -302,10 +302,10 @@ logging-level i - ~{_LOGGED}
 tensorboard-dir s - @output.tensorboard files go into the --save folder
 tensorboard-queue-size i 1000 ~TensorBoard's own default is used
 tensorboard-log-interval i 1 ~as --log-interval
-wandb-project s - ~{_NO_WANDB}
-wandb-exp-name s - ~{_NO_WANDB}
-wandb-entity s - ~{_NO_WANDB}
-wandb-save-dir s - ~{_NO_WANDB}
+wandb-project s - =output.wandb
+wandb-exp-name s - ~{_WANDB}
+wandb-entity s - ~{_WANDB}
+wandb-save-dir s - ~{_WANDB}
 eval-interval i 1000 =train.eval_every
 eval-iters i 100 @train.eval_batches
 full-validation b false @train.eval_batches
