@@ -162,6 +162,7 @@ class DedupRun:
             # Index documents stand as negative numbers from -2 down in the walk already.
             decisions.add(piece.document[dropped], kept_of[dropped], similarity[dropped])
             done += len(piece.document)
+            del piece  # the next one is made before the name is given anew
             if progress is not None:
                 progress(done)
         self.compared = walker.compared
@@ -209,6 +210,7 @@ class DedupRun:
                     keys[span[0] : span[-1]], span - span[0],
                 )  # fmt: skip
                 low = high
+                del sets  # the next ones are made before the name is given anew
 
     def _kinds(self, documents: I64) -> NDArray[np.uint8]:
         kind = np.full(len(documents), ORDINARY, dtype=np.uint8)

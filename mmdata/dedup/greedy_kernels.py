@@ -20,6 +20,7 @@ from mmdata.dedup.prefix_kernels import (
     FEW,
     FLOOR,
     HEAD,
+    HUGE,
     INDEXED,
     KEPT,
     KEPT_BITS,
@@ -62,11 +63,21 @@ def _width(size: int) -> int:
 
 @kernel
 def _load_probe(w: Walk, chunk: Chunk, d: int) -> None:
-    """Put the document's shingles into the probe table, if they are not there yet."""
+    """Put the document's shingles into the probe table, if they are not there yet.
+
+    More than HUGE of them, which come ascending, go behind the kept ones instead, to be merged with: a table would
+    take as much memory again several times over.
+    """
     stamp = w.counts[STAMP]
     if w.counts[LOADED] == stamp:
         return
     w.counts[LOADED] = stamp
+    if chunk.starts[d + 1] - chunk.starts[d] > HUGE:
+        at = w.kept[w.counts[KEPT], TOKEN_START]
+        for i in range(chunk.starts[d], chunk.starts[d + 1]):
+            w.tokens[at] = chunk.values[i]
+            at += 1
+        return
     mask = _width(chunk.starts[d + 1] - chunk.starts[d]) - 1
     for i in range(chunk.starts[d], chunk.starts[d + 1]):
         slot = chunk.values[i] & mask
@@ -74,6 +85,34 @@ def _load_probe(w: Walk, chunk: Chunk, d: int) -> None:
             slot = (slot + 1) & mask
         w.probe[slot, 0] = chunk.values[i]
         w.probe[slot, 1] = stamp
+
+
+@kernel
+def _merged(w: Walk, size: int, span: tuple[int, int], spare: float) -> int:
+    """How many of tokens[span] are among the `size` ascending ones behind the kept, or -1 once `spare` are missing."""
+    begin = w.kept[w.counts[KEPT], TOKEN_START]
+    stop = begin + size
+    ascending = span[1] - span[0] > HUGE
+    shared, low = 0, begin
+    for j in range(span[0], span[1]):
+        value = np.uint64(w.tokens[j])
+        high = stop
+        if ascending:
+            while low < stop and np.uint64(w.tokens[low]) < value:
+                low += 1
+        else:
+            low = begin
+            while low < high:
+                middle = (low + high) // 2
+                if np.uint64(w.tokens[middle]) < value:
+                    low = middle + 1
+                else:
+                    high = middle
+        if low < stop and np.uint64(w.tokens[low]) == value:
+            shared += 1
+        elif j - span[0] + 1 - shared > spare:
+            return -1
+    return shared
 
 
 @kernel
@@ -85,6 +124,9 @@ def _jaccard(w: Walk, size: int, y: int, floor: float) -> float:
         return -1.0
     # How many shingles of y may be missing before intersection / union falls below the floor, rounded up.
     spare = other - floor / (1.0 + floor) * (size + other) * 0.999999 + 1.0
+    if size > HUGE:
+        shared = _merged(w, size, (low, high), spare)
+        return float(shared / (size + other - shared)) if shared >= 0 else -1.0
     stamp = w.counts[STAMP]
     mask = _width(size) - 1
     shared = 0

@@ -25,7 +25,7 @@ SHINGLE_BASE = 0x9E3779B97F4A7C15
 PERMUTATION_BLOCK = 1024
 
 
-def _ranges(kind: int) -> str:
+def class_of(kind: int) -> str:
     """The code points of `kind` as the inside of a regular-expression class."""
     inside = np.flatnonzero(word_table() == kind)
     breaks = np.flatnonzero(np.diff(inside) != 1) + 1
@@ -34,13 +34,14 @@ def _ranges(kind: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def _word_pattern() -> re.Pattern[str]:
-    return re.compile(f"[{_ranges(SINGLE)}]|[{_ranges(RUN)}]+")
+def word_pattern() -> re.Pattern[str]:
+    """Matches one word."""
+    return re.compile(f"[{class_of(SINGLE)}]|[{class_of(RUN)}]+")
 
 
 def split_words(text: str) -> list[str]:
     """The words of a text: one Han (or kana, Thai, ...) character, or one run of other letters, marks and numbers."""
-    return _word_pattern().findall(text)
+    return word_pattern().findall(text)
 
 
 def split_chars(text: str) -> list[str]:

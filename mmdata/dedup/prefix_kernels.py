@@ -35,6 +35,8 @@ DOCUMENT, TOKEN_START, KEY_START, MARK = range(4)
 """Columns of Walk.kept; rows are kept documents, and one more row ends the last one."""
 VALUE, VALUE_STAMP, HEAD, TALLY = range(4)
 """Columns of Walk.key_slots: key, component, first link, number of links."""
+HUGE = 1 << 21
+"""Sets of more shingles come ascending and are merged with others: no table is made of them."""
 NEXT_SHIFT = 32
 """A posting is (value, (next posting + 1) << 32 | table << 31 | kept document); heads begin chains of them."""
 TABLE_SHIFT = 31

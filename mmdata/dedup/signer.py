@@ -1,8 +1,9 @@
 """Texts to keys and to shingle sets: the pure part of deduplication, run in workers.
 
 `Signer.sign` streams texts to 64-bit keys, `Signer.sets` gives the exact shingle sets that decisions compare. Both
-work in blocks of 256 k characters, so scratch stays in cache: about 170 MB/s English and 190 MB/s Chinese a core. A
-document of B bytes needs about 16 bytes of scratch for each of its words. Results depend on the text alone.
+work in blocks of 256 k characters, so scratch stays in cache: about 170 MB/s English and 190 MB/s Chinese a core.
+Longer texts are signed window by window, so scratch does not grow with a document; its set, asked for only where it
+shares a key, takes 8 bytes a shingle. Results depend on the text alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from mmdata.dedup import exact, plain
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.sketch import permutations
+from mmdata.dedup.windows import WINDOW, windows
 from mmdata.dedup.word_table import char_table, word_table
 
 U64 = NDArray[np.uint64]
@@ -92,13 +94,15 @@ class Signer:
                 counted[low:high] = [bool(text) for text in block]
                 continue
             held = None if encoded is None or self.params.normalize else encoded[low:high]
-            sets = self._shingles(block, distinct=False, encoded=held)
-            counted[low:high] = np.diff(sets.starts) > 0
-            self._band_keys(self._minima(sets, width * self.params.rows), keys[low:high])
+            minima, counted[low:high] = self._sketch(block, width * self.params.rows, held)
+            self._band_keys(minima, keys[low:high])
         return Signed(keys, counted)
 
     def sets(self, texts: Sequence[str]) -> ShingleSets:
-        """The distinct shingle hashes of each text, first occurrences in order; empty documents have none."""
+        """The distinct shingle hashes of each text; empty documents have none.
+
+        First occurrences in order, but ascending for texts of more than WINDOW characters.
+        """
         parts = []
         for low, high in _blocks(texts):
             block = self._normalized(texts[low:high])
@@ -106,17 +110,18 @@ class Signer:
                 filled = np.array([bool(text) for text in block], dtype=np.bool_)
                 starts = np.concatenate([[0], np.cumsum(filled)]).astype(np.int64)
                 parts.append(ShingleSets(exact.text_hashes(block)[filled, 1], starts))
+            elif _is_long(block):
+                parts.append(self._long_set(block[0]))
             else:
                 parts.append(self._shingles(block, distinct=True))
         return concatenate_sets(parts)
 
     def signatures(self, texts: Sequence[str]) -> NDArray[Any]:
         """MinHash signatures (n, num_perm), uint32 for affine32, else uint64; all ones for an empty document."""
-        parts = [
-            self._minima(self._shingles(self._normalized(texts[low:high]), distinct=False), self.params.num_perm)
-            for low, high in _blocks(texts)
-        ]
-        return np.concatenate(parts)
+        count = self.params.num_perm
+        return np.concatenate([
+            self._sketch(self._normalized(texts[low:high]), count)[0] for low, high in _blocks(texts)
+        ])  # fmt: skip
 
     def signatures_of_hashes(self, sets: ShingleSets) -> NDArray[Any]:
         """Signatures of values hashed elsewhere (32 bits for affine32 and legacy, 64 for affine64)."""
@@ -131,6 +136,35 @@ class Signer:
     def _normalized(self, texts: Sequence[str]) -> Sequence[str]:
         steps = self.params.normalize
         return [exact.normalize(text, steps) for text in texts] if steps else texts
+
+    def _sketch(
+        self, texts: Sequence[str], count: int, encoded: Sequence[bytes] | None = None
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """The first `count` minima of each text, and whether it has a shingle at all."""
+        if not _is_long(texts):
+            sets = self._shingles(texts, distinct=False, encoded=encoded)
+            return self._minima(sets, count), np.diff(sets.starts) > 0
+        least, counted = self._minima(ShingleSets(np.zeros(0, np.uint64), np.zeros(2, np.int64)), count), False
+        for piece in self._windows(texts[0]):
+            np.minimum(least, self._minima(self._shingles([piece], distinct=False), count), out=least)
+            counted = True
+        return least, np.array([counted])
+
+    def _windows(self, text: str) -> Iterator[str]:
+        return windows(text, self.params.unit == "char", self.params.ngram)
+
+    def _long_set(self, text: str) -> ShingleSets:
+        # One shingle a character at most, and as many again where windows overlap; what is not used takes no memory.
+        values = np.empty(len(text) + (len(text) // WINDOW + 2) * (self.params.ngram + 2), dtype=np.uint64)
+        filled = 0
+        for piece in self._windows(text):
+            found = self._shingles([piece], distinct=True).values
+            values[filled : filled + len(found)] = found
+            filled += len(found)
+        values = values[:filled]
+        values.sort()
+        kept = _drop_repeats(values)
+        return ShingleSets(values[:kept], np.array([0, kept], dtype=np.int64))
 
     def _shingles(self, texts: Sequence[str], distinct: bool, encoded: Sequence[bytes] | None = None) -> ShingleSets:
         """Where not distinct, values are in this object's scratch memory until the next call."""
@@ -177,6 +211,25 @@ class Signer:
         from mmdata.dedup import minhash_kernels as native
 
         native.band_keys(signatures, rows, out)
+
+
+def _is_long(texts: Sequence[str]) -> bool:
+    """Whether this block is one text too long to be shingled at once."""
+    return len(texts) == 1 and len(texts[0]) > WINDOW
+
+
+def _drop_repeats(values: U64) -> int:
+    """Move the distinct ones of ascending values to the front, in place; returns how many."""
+    kept = 0
+    for low in range(0, len(values), MOST_SCRATCH):
+        part = values[low : low + MOST_SCRATCH]
+        new = np.ones(len(part), dtype=np.bool_)
+        new[1:] = part[1:] != part[:-1]
+        new[0] = kept == 0 or part[0] != values[kept - 1]
+        chosen = part[new]
+        values[kept : kept + len(chosen)] = chosen
+        kept += len(chosen)
+    return kept
 
 
 def encode(texts: Sequence[str]) -> tuple[NDArray[np.uint8], I64]:

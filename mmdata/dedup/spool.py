@@ -68,7 +68,7 @@ def pack_frame(
     pieces = len(table) // PIECE_FIELDS
     size = 8 * (HEAD_FIELDS + len(table)) + sum(map(len, blocks))
     head = np.array([MARK, size, len(documents), pieces, *table], dtype="<u8")
-    return head.tobytes() + b"".join(blocks)
+    return b"".join([head.tobytes(), *blocks])
 
 
 def _pieces(documents: Sequence[Document]) -> Iterator[tuple[int, int]]:
@@ -241,7 +241,8 @@ class SpoolReader:
                 held = places[slot]
                 block = self._text_block(self._pieces[held])
             local = numbers[slot] - self._pieces[held].first
-            out[slot] = block[bounds[held][local] : bounds[held][local + 1]].decode("utf-8", "surrogatepass")
+            view = memoryview(block)[bounds[held][local] : bounds[held][local + 1]]
+            out[slot] = str(view, "utf-8", "surrogatepass")
         return out
 
     def _bounds(self, piece: _Piece) -> I64:

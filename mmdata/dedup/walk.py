@@ -140,8 +140,10 @@ class CompiledWalker:
             links=_grown(state.links, links),
             prefix=_grown(state.prefix, largest),
         )
-        if 4 * largest > len(state.probe):
-            state = state._replace(probe=np.zeros((_power_of_two(4 * largest), 2), dtype=np.int64))
+        assert largest <= places.HUGE or _huge_ascend(piece, places.HUGE), "sets of many shingles come in order"
+        probed = min(largest, places.HUGE)
+        if 4 * probed > len(state.probe):
+            state = state._replace(probe=np.zeros((_power_of_two(4 * probed), 2), dtype=np.int64))
         if 2 * links > len(state.key_slots):
             state = state._replace(key_slots=np.zeros((_power_of_two(4 * links), 4), dtype=np.int64))
             native.link_again(state)
@@ -203,6 +205,11 @@ def make_walker(threshold: float, native: bool, cluster: bool = False) -> Walker
     if cluster:
         return ClusterWalker()
     return CompiledWalker(threshold) if native else PlainWalker(threshold)
+
+
+def _huge_ascend(piece: Piece, huge: int) -> bool:
+    sets = (piece.values[low:high] for low, high in pairwise(piece.starts.tolist()) if high - low > huge)
+    return all(bool((one[:-1] < one[1:]).all()) for one in sets)
 
 
 def _empty_walk() -> Walk:
