@@ -59,6 +59,7 @@ def cut_lines(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -
             parts.append(chunk)
         if ready >= limits.block_bytes or at_end:
             whole = b"".join(parts)
+            parts = []  # a huge line does not stand in memory twice
             if fault is not None:
                 whole = whole[:ready]
             for piece in _split(whole, limits, offset, line):
