@@ -15,6 +15,7 @@ from mmdata_train.config import load_config
 from mmdata_train.console import start_logging
 from mmdata_train.data.cli import data_command
 from mmdata_train.errors import exit_code_of
+from mmdata_train.export.cli import export_command
 from mmdata_train.generation.cli import generate_command
 
 NO_PARITY = "parallel.parity_check=false"
@@ -50,8 +51,8 @@ def main(debug: bool) -> None:
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
 @click.option("--no-parity", is_flag=True, help="Leave out the comparison of a new layout with one process.")
-@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON on stdout.")
 @click.option("--allow-random", is_flag=True, help="Go on though a loaded model's first loss is near ln(vocabulary).")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON on stdout.")
 def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, allow_random: bool, as_json: bool) -> None:
     """Train as CONFIG says; a run found in its output folder is continued.
 
@@ -98,7 +99,6 @@ def check(config: str, overrides: tuple[str, ...], world_size: int | None, no_pa
         click.echo(line)
 
 
-main.add_command(data_command)
 @main.command()
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
@@ -132,4 +132,6 @@ def slurm(config: str, overrides: tuple[str, ...], **job: Any) -> None:
     click.echo(slurm_script(config, settings, overrides, wanted), nl=False)
 
 
+main.add_command(data_command)
+main.add_command(export_command)
 main.add_command(generate_command)

@@ -28,6 +28,7 @@ from mmdata_train.data.prepare import prepare_data
 from mmdata_train.data.show import model_facts, share_lines, tokenizer_path
 from mmdata_train.errors import ConfigError
 from mmdata_train.explain import Watched, explained
+from mmdata_train.export.origin import origin_of_run
 from mmdata_train.loader import Place, StepLoader
 from mmdata_train.lora.start import holds_adapters
 from mmdata_train.mesh import Mesh, pick_device, start_process_group
@@ -106,7 +107,6 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     return open_data(with_shards(config), None if state is None else state["data"])[1]
 
 
-def _loader(config: TrainConfig, mesh: Mesh, model: ModelParts, data: TrainingData, **options: Any) -> StepLoader:
 def _log(config: TrainConfig, steps: int, first: bool) -> RunLog:
     facts = to_mapping(config)
     # The options of a conversion may hold the key that hashes personal data.
@@ -115,6 +115,7 @@ def _log(config: TrainConfig, steps: int, first: bool) -> RunLog:
     return RunLog(output.dir, steps, first, output.tensorboard, config.train.log_every, output.wandb, facts)
 
 
+def _loader(config: TrainConfig, mesh: Mesh, model: ModelParts, data: TrainingData, **options: Any) -> StepLoader:
     training = config.train
     sampler = ParallelSampler(
         len(data.samples), mesh.layout, training.micro_batch_size, training.global_batch_size, seed=config.data.seed,
@@ -188,7 +189,10 @@ def _run(
     engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=fill, mesh=mesh)
     watched.engine = engine
     first = dist.get_rank() == 0
-    checkpointer = Checkpointer(folder / CHECKPOINTS, config.output.keep, config.output.async_save)
+    origin = origin_of_run(config, tokenizer_path(config), engine.model.config, data.mix.shards, str(mesh.layout))
+    checkpointer = Checkpointer(
+        folder / CHECKPOINTS, config.output.keep, config.output.async_save, origin=origin.to_state()
+    )
     if first:
         (folder / "config.yaml").write_text(as_given, encoding="utf-8")
         for line in (*share_lines(data), *course_lines(config.train, data, steps), str(mesh.layout)):
