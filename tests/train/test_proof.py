@@ -169,3 +169,59 @@ def test_compiled_tensor_layers_need_the_comparison() -> None:
     check_run(model, ParallelConfig(tensor=2), training, 16, 2)
     with pytest.raises(LayoutError, match="need the parity check"):
         check_run(model, ParallelConfig(tensor=2, parity_check=False), training, 16, 2)
+
+
+def test_former_proof_spares_the_comparison_and_its_absence_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled tensor-parallel layers as a case: what proves them on one torch does not on another."""
+    config = dataclasses.replace(small_config(tensor=2), train=TrainingConfig(compile=True, global_batch_size=4))
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        proof, "reference_curve", lambda small, device: asked.append(small.train.compile) or [(1.0, 1.0)]
+    )
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert proof.reference_if_needed(config) == [(1.0, 1.0)] and asked == [True]
+    facts = proof.facts_of(config, 2, "cpu")
+    proof.remember(proof.Proof(1e-7, [(1.0, 1.0)], [(1.0, 1.0)], facts))
+    assert proof.known(facts) == 1e-7 and proof.reference_if_needed(config) is None
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert proof.reference_if_needed(config) == [(1.0, 1.0)]
+    monkeypatch.setenv("RANK", "1")
+    assert proof.reference_if_needed(config) is None, "only rank 0 trains the reference"
+
+
+def test_torn_or_foreign_proof_counts_as_none(tmp_path: Path) -> None:
+    facts = proof.facts_of(small_config(tensor=2), 2, "cpu")
+    proof.remember(proof.Proof(1e-7, [], [], facts))
+    (file,) = (tmp_path / "cache" / "parity").iterdir()
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(whole[:-20], encoding="utf-8")
+    assert proof.known(facts) is None
+    file.write_text(whole.replace('"world_size": 2', '"world_size": 4'), encoding="utf-8")
+    assert proof.known(facts) is None
+
+
+def refused_by_the_compiler(config: TrainConfig, cache: str) -> str:
+    """Compiled layers that cannot run: what torch raises comes out as a refusal with the remedy."""
+    import os
+
+    os.environ["MMDATA_CACHE_DIR"] = cache
+
+    def broken(small: TrainConfig, mesh: Any) -> Any:
+        raise AttributeError("'Tensor' object has no attribute '_local_tensor'")
+
+    former, proof.curve_of = proof.curve_of, broken
+    try:
+        proof.prove(config, Mesh.make(config.parallel, torch.device("cpu")), [(1.0, 1.0)])
+    except ParityError as error:
+        return str(error)
+    finally:
+        proof.curve_of = former
+    return "passed"
+
+
+def test_compiled_layers_that_cannot_run_are_refused_with_the_remedy(two: RankPool, tmp_path: Path) -> None:
+    config = dataclasses.replace(small_config(tensor=2), train=TrainingConfig(compile=True, global_batch_size=4))
+    for message in two.run(refused_by_the_compiler, config, str(tmp_path)):
+        assert "compiled layers cannot run in this layout" in message and "_local_tensor" in message
+        assert message.endswith("set train.compile: false")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 import mmdata  # noqa: E402
 from mmdata_train.check import check_lines  # noqa: E402
+from mmdata_train.checkpoint import latest_checkpoint  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
 from mmdata_train.course import course_lines, course_of_rate  # noqa: E402
@@ -215,6 +218,33 @@ def test_failing_rank_is_named_without_the_launchers_traceback(shards: Path, tmp
     assert "gradients were not finite 2 steps in a row" in done.stderr
     assert done.stderr.rstrip("\n").split("\n")[-1].startswith("error: rank ")
     assert "Traceback" not in done.stderr and "ChildFailedError" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals to groups of processes")
+def test_signal_to_the_whole_group_saves_though_it_reaches_the_readers(shards: Path, tmp_path: Path) -> None:
+    """As a terminal's Ctrl-C, a scheduler or torchrun sends it: to the rank and to its reading workers."""
+    changes = {"parallel.pipeline": 1, "train.steps": 5000, "data.loading": {"workers": 1}, "output.save_every": None}
+    small_run(tmp_path, shards, **changes)
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mmdata_train", "finetune", "run.yaml"], cwd=tmp_path, start_new_session=True,
+        env={**environment, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+    )  # fmt: skip
+    watchdog = threading.Timer(120.0, process.kill)
+    watchdog.start()
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("step 3/"):
+            os.killpg(process.pid, signal.SIGTERM)
+    code = process.wait()
+    watchdog.cancel()
+    process.stderr.close()
+    assert code == 0, "".join(lines)
+    assert any("stopping: signal SIGTERM" in line for line in lines)
+    found = latest_checkpoint(tmp_path / "out" / "checkpoints")
+    assert found is not None and int(found.name.removeprefix("step_")) >= 3
 
 
 def test_signal_nine_is_told_as_the_host_out_of_memory() -> None:
