@@ -21,6 +21,7 @@ from mmdata.inspection import (
 from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
 
 DIM, BRIGHT, RESET = "\x1b[2m", "\x1b[1;32m", "\x1b[0m"
+OPEN, CLOSE = "⟦", "⟧"  # where there are no colours: in a file or a pipe
 SHOWN_TOKENS = 64
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), 11, 12, *range(13, 32), *range(127, 160))}
 # Bidirectional controls can make a terminal show text in another order than it has (Trojan Source, CVE-2021-42574).
@@ -48,8 +49,13 @@ def describe(
         data["search"] = search(prefix, text, tokenizer_of(prefix, tokenizer))
         lines += [f"document {hit['document']}: …{_printable(hit['excerpt'])}…" for hit in data["search"]]
         lines += [] if data["search"] else ["no document contains it"]
+    reader = tokenizer_of(prefix, tokenizer) if decode and (doc is not None or data.get("source")) else None
+    if decode and source is not None:
+        views = [view_document(prefix, number, reader) for number in data["source"]]
+        data["documents"] = [asdict(view) | {"text": view.text} for view in views]
+        lines += [line for view in views for line in _document_lines(view, decode, color)]
     if doc is not None:
-        view = view_document(prefix, doc, tokenizer_of(prefix, tokenizer) if decode else None)
+        view = view_document(prefix, doc, reader)
         data["document"] = asdict(view) | {"text": view.text if decode else None}
         lines += _document_lines(view, decode, color)
     if stats or (doc is None and source is None and text is None):
@@ -107,9 +113,12 @@ def _document_lines(view: DocumentView, decode: bool, color: bool) -> list[str]:
     if not decode:
         more = "" if len(view.tokens) <= SHOWN_TOKENS else f" ... and {len(view.tokens) - SHOWN_TOKENS:,} more"
         return [head, " ".join(map(str, view.tokens[:SHOWN_TOKENS])) + more]
-    mixed = color and len({counted for _, counted in view.segments}) > 1
-    if not mixed:
+    if len({counted for _, counted in view.segments}) < 2:
         return [head, _printable(view.text)]
+    if not color:
+        note = f"tokens that count in the loss stand between {OPEN} and {CLOSE}"
+        shown = [(_printable(text), counted) for text, counted in view.segments]
+        return [head, note, "".join(OPEN + text + CLOSE if counted else text for text, counted in shown)]
     note = "tokens that count in the loss are bright, the others dim"
     styled = [f"{BRIGHT if counted else DIM}{_printable(text)}{RESET}" for text, counted in view.segments]
     return [head, note, "".join(styled)]

@@ -11,7 +11,8 @@ import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from difflib import get_close_matches
+from typing import Any, Literal, get_args
 
 from mmdata.document import Document, Part, Reject
 from mmdata.errors import UsageError
@@ -20,8 +21,10 @@ from mmdata.reading.excerpt import excerpt_of, mask
 from mmdata.reading.judge import Refused, decode, name_of_type, read_object
 from mmdata.reading.pieces import BLANK_LINE
 
-Format = Literal["auto", "text", "alpaca", "sharegpt", "messages"]
-FORMATS: tuple[Format, ...] = ("auto", "text", "alpaca", "sharegpt", "messages")
+Format = Literal[
+    "auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "question-answer", "input-output"
+]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 # (record, path, input number, line) -> the Document, or why there is none, as `cause: reason` with the cause a short
 # fixed name such as `missing-key`; without one the cause is `bad-record`.
@@ -41,7 +44,8 @@ class RecordOptions:
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
-            raise UsageError(f"--format {self.format!r}: one of {', '.join(FORMATS)}")
+            near = get_close_matches(str(self.format), FORMATS, n=1, cutoff=0.0)[0]
+            raise UsageError(f"--format {self.format!r}: did you mean {near!r}? One of: {', '.join(FORMATS)}")
         if not self.keys or len(set(self.keys)) < len(self.keys):
             raise UsageError(f"--json-keys needs one key or more, each once: {self.keys}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from mmdata.chat.conversation import SIMPLE, Builder, Fault
@@ -17,9 +18,8 @@ from mmdata.chat.turns import TurnPolicy, order_fault, repair
 from mmdata.chat.usual import PAIRS, ROLES, SHORT_ROLES, TURN_KEYS, UsualReader
 from mmdata.document import Document, Part
 from mmdata.errors import ChatRecordError, UsageError
-from mmdata.records import RecordParser, record_id
+from mmdata.records import FORMATS, RecordParser, record_id
 
-FORMATS = ("auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "question-answer", "input-output")
 MAP_TARGETS = ("system", "user", "input", "assistant", "history", "tools", "messages", "role", "content", "text")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
@@ -38,7 +38,11 @@ class FieldMap:
         words: dict[str, str] = {}
         for name, target in mapping:
             if target not in MAP_TARGETS and target not in ROLES:
-                raise UsageError(f"--map {name}={target}: {target!r} is none of {', '.join(MAP_TARGETS)}, tool")
+                known = (*MAP_TARGETS, "tool")
+                near = get_close_matches(target, known, n=1, cutoff=0.0)[0]
+                raise UsageError(
+                    f"--map {name}={target}: did you mean {name}={near}? A field can be {', '.join(known)}"
+                )
             role = ROLES.get(target, target)
             words[name] = role
             if target in fields and target not in ("user", "assistant", "system", "tool"):
@@ -56,7 +60,8 @@ def chat_parser(
 ) -> RecordParser:
     """The parser `mmdata.records.parse_block` calls for each record. Raises UsageError for an unknown format."""
     if format not in FORMATS:
-        raise UsageError(f"--format {format!r}: one of {', '.join(FORMATS)}")
+        near = get_close_matches(format, FORMATS, n=1, cutoff=0.0)[0]
+        raise UsageError(f"--format {format!r}: did you mean {near!r}? One of: {', '.join(FORMATS)}")
     options = ParseOptions(format, FieldMap.of(mapping), on_turns)
     usual = UsualReader(format)
 
@@ -92,6 +97,9 @@ def parse_chat_record(
     """
     kind = options.format if options.format != "auto" else detect_format(record, options.fields)
     if kind is None:
+        turns = next((name for name in options.fields.name("messages", *TURN_KEYS) if name in record), None)
+        if turns is not None:
+            return f"bad-turns: {_no_list(turns, record[turns])}"
         return f"unknown-format: the keys {_names(record)} fit none of {', '.join(FORMATS[1:])}; use --map field=role"
     try:
         if kind == "text":
@@ -178,9 +186,11 @@ def _from_alpaca(record: Mapping[str, Any], builder: Builder, fields: FieldMap) 
 def _from_turns(record: Mapping[str, Any], builder: Builder, fields: FieldMap) -> None:
     where = next((n for n in fields.name("messages", *TURN_KEYS) if n in record), None)
     turns = record.get(where) if where else None
-    if where is None or not isinstance(turns, list):
+    if where is None:
         raise Fault("missing-key", f"no list of messages among the keys {_names(record)}")
-    if not turns or _role_of(turns[0], fields) != "system":
+    if not isinstance(turns, list) or not turns:
+        raise Fault("bad-turns", _no_list(where, turns))
+    if _role_of(turns[0], fields) != "system":
         _system(record, builder, fields)
     builder.set_tools(_tools(record, fields))
     usual = not fields.fields and not fields.words
@@ -277,6 +287,11 @@ def _text(record: Mapping[str, Any], names: Sequence[str]) -> tuple[str, str]:
                 return name, text
             raise Fault("not-a-string", f"{name} holds {type(text).__name__}")
     raise Fault("missing-key", f"no {' or '.join(names)}; the record has {_names(record)}")
+
+
+def _no_list(where: str, value: Any) -> str:
+    kind = "an empty list" if value == [] else "null" if value is None else type(value).__name__
+    return f"{where} holds {kind}, not a list of messages such as {{'role': 'user', 'content': '...'}}"
 
 
 def _names(record: Mapping[str, Any]) -> str:

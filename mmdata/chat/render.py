@@ -8,6 +8,7 @@ only replays a program (about 1 microsecond a message). Not covered: images, aud
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -31,6 +32,11 @@ from mmdata.tokenizers.base import Tokenizer
 
 TrainOn = Literal["assistant", "last", "all"]
 TRAIN_ON = ("assistant", "last", "all")
+
+# Texts that are control tokens wherever they are used; [INST] and <<SYS>> are ordinary text by design in Llama 2.
+_CONTROL_LIKE = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|</?s>|<(?:bos|eos)>"
+)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class ChatRenderer:
         traced = TraceOptions(options.train_on, options.thinking, options.count_empty_thinking, today, tail)
         self._plain = plain_program(eod)
         self._programs = Programs(self.template, self._encoder, traced)
+        self._foreign: dict[str, None] = {}
         if conversations:
             self._probe()
 
@@ -286,15 +293,36 @@ class ChatRenderer:
         return made.replace(np.array(sorted(out), np.int64), {}) if out else made
 
     def _probe(self) -> None:
-        """Refuse a template that cannot be followed before any data is read."""
+        """Refuse a template that cannot be followed, or writes no answers, before any data is read."""
         question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
         for messages in ([question, answer], [question, answer, dict(question), dict(answer)]):
             try:
-                self._programs.find(messages, None)
-            except jinja2.TemplateError as error:
+                program, values = self._programs.find(messages, None)
+            except jinja2.TemplateError:
+                why = self._programs.explain(messages)
                 raise ChatTemplateError(
-                    f"{self.template.name}: the template fails on a plain question and answer: {error}"
+                    f"{self.template.name}: {why} (the template fails on a plain question and answer)"
                 ) from None
+            if not (program.edges if self.options.train_on != "all" else program.stretches):
+                raise ChatTemplateError(
+                    f"{self.template.name}: the template leaves out the answer of a plain question and answer (it "
+                    f"writes {program.text(values)[:80]!r}), so there is nothing to train on"
+                )
+            written = "\n".join(part for part in program.text_parts if isinstance(part, str))
+            self._foreign.update(
+                dict.fromkeys(name for name in _CONTROL_LIKE.findall(written) if name not in self._encoder.specials)
+            )
+
+    @property
+    def notices(self) -> list[str]:
+        """What the user should know about the template with this tokenizer."""
+        if not self._foreign:
+            return []
+        return [
+            f"the chat template {self.template.name} writes {', '.join(self._foreign)}, which this tokenizer has not "
+            "as tokens: each becomes several ordinary tokens that no model was trained to end a turn with; use a "
+            "template made for this tokenizer, or a tokenizer that has them"
+        ]
 
 
 def render_chat(

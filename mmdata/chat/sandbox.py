@@ -16,7 +16,7 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, optimizeconst
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 
 from mmdata.chat.segments import Mark
@@ -116,7 +116,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             strftime_now=_clock(today),
             namespace=_ChatNamespace,
             dict=_make_dict,
-            range=lambda *bounds: range(*pin(bounds)),
+            range=lambda *bounds: safe_range(*pin(bounds)),
         )
 
     def concat(self, parts: Iterable[str]) -> str:

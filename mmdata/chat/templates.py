@@ -74,7 +74,7 @@ def load_template(spec: str, tokenizer: Tokenizer) -> ChatTemplate:
         near = get_close_matches(spec, BUILT_IN, n=1)
         hint = f"; did you mean {near[0]!r}" if near else ""
         raise ChatTemplateError(f"--chat-template {spec}: no such file and no built-in{hint}; {_choices()}")
-    text = path.read_text(encoding="utf-8")
+    text = _read(path)
     if path.suffix == ".json":
         return _from_value(_json_template(path, text), str(path), variables)
     return ChatTemplate(str(path), text, None, variables)
@@ -103,11 +103,11 @@ def _own(tokenizer: Tokenizer, variables: Mapping[str, str]) -> ChatTemplate:
     folder = tokenizer.source.parent
     jinja, other = folder / "chat_template.jinja", folder / "chat_template.json"
     if jinja.is_file():
-        return ChatTemplate(jinja.name, jinja.read_text(encoding="utf-8"), None, variables)
+        return ChatTemplate(jinja.name, _read(jinja), None, variables)
     if tokenizer.config.get("chat_template"):
         return _from_value(tokenizer.config["chat_template"], "tokenizer_config.json", variables)
     if other.is_file():
-        return _from_value(_json_template(other, other.read_text(encoding="utf-8")), other.name, variables)
+        return _from_value(_json_template(other, _read(other)), other.name, variables)
     raise ChatTemplateError(
         f"{folder}: the tokenizer brings no chat template (looked for chat_template.jinja, `chat_template` in "
         f"tokenizer_config.json, chat_template.json); give --chat-template NAME or FILE; {_choices()}"
@@ -125,6 +125,15 @@ def _from_value(value: Any, name: str, variables: Mapping[str, str]) -> ChatTemp
         raise ChatTemplateError(f"{name}: `chat_template` is neither a text nor a set of texts with a `default`")
     tool = named.get("tool_use")
     return ChatTemplate(name, named["default"], tool if isinstance(tool, str) else None, variables)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ChatTemplateError(f"{path}: byte {error.start} is not UTF-8; a chat template is a UTF-8 text") from None
+    except OSError as error:
+        raise ChatTemplateError(f"{path}: {error.strerror}") from None
 
 
 def _json_template(path: Path, text: str) -> Any:

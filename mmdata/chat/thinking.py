@@ -22,6 +22,9 @@ Kind = Literal["with", "empty", "without"]
 BLOCK_KEY = "_thinking"
 """A message whose answer has its block apart: this key holds what stands between the tags."""
 
+GAP_KEY = "_thinking_gap"
+"""The white space between an empty block and the answer; it belongs to the block, which does not count."""
+
 _BLOCK = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
 
 
@@ -63,7 +66,12 @@ def _prepare_one(message: dict[str, Any], mode: Thinking, template: ChatTemplate
         return {**bare, BLOCK_KEY: f"\n{own}\n", "content": f"\n\n{message['content']}"}, kind
     if block is None or template.splits_thinking:
         return message, kind
-    return {**bare, BLOCK_KEY: block.group(1), "content": message["content"][block.end() :]}, kind
+    rest = message["content"][block.end() :]
+    solid = rest.lstrip()
+    if kind == "with" or not solid:
+        return {**bare, BLOCK_KEY: block.group(1), "content": rest}, kind
+    gap = rest[: len(rest) - len(solid)]
+    return {**bare, BLOCK_KEY: block.group(1), GAP_KEY: gap, "content": solid}, kind
 
 
 def edit_blocks(layout: Layout, turns: list[Turn], mode: Thinking) -> tuple[Layout, list[Turn]]:

@@ -20,8 +20,8 @@ from mmdata.chat.segments import Data
 from mmdata.chat.spans import Layout, Position, Turn, TurnFinder
 from mmdata.chat.stretches import StretchEncoder
 from mmdata.chat.templates import ChatTemplate
-from mmdata.chat.thinking import BLOCK_KEY, Thinking, edit_blocks
-from mmdata.chat.traced import TracedStr, segments_of
+from mmdata.chat.thinking import BLOCK_KEY, GAP_KEY, Thinking, edit_blocks
+from mmdata.chat.traced import TracedStr, pin, segments_of
 from mmdata.chat.traced_json import TracedDict, wrap
 from mmdata.chat.tracer import Contains, Tracer, contents_first, replay, replay_texts
 from mmdata.errors import ChatTemplateError
@@ -35,7 +35,8 @@ _KEPT_SIMPLE = 512
 _PINNED_LIMIT = 64  # characters; a program that only fits records repeating more than this is not kept
 _BLOCK_END = "</think>"
 _SIMPLE_KEYS = {"role", "content"}
-_HIDDEN = (BLOCK_KEY, "_uncounted")
+_HIDDEN = (BLOCK_KEY, GAP_KEY, "_uncounted")
+_RUNTIME_FAULTS = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class Programs:
                 return None if any([_BLOCK_END in texts[i] for i in unasked]) else (program, values)
         return None
 
+    def explain(self, messages: Messages) -> str:
+        """What is wrong where the template refuses `messages`, as an ordinary run says it, with the template's line."""
+        try:
+            self._render([_plain_message(message) for message in messages], None, False)
+        except jinja2.TemplateError as error:
+            line = _template_line(error)
+            return f"line {line}: {error}" if line else str(error)
+        return "it only fails where texts are followed"
+
     def _compile(self, source: str) -> jinja2.Template:
         try:
             return self._environment.from_string(source)
@@ -141,7 +151,7 @@ class Programs:
                 add_generation_prompt=prompt,
                 **self._template.variables,
             )
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
+        except _RUNTIME_FAULTS as error:
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
 
     def _trace(self, messages: Messages, tools: list[Any] | None) -> tuple[Program, list[Any]]:
@@ -225,6 +235,17 @@ def _unasked(program: Program, roles: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(i for i, role in enumerate(roles) if role == "assistant" and i not in asked)
 
 
+def _template_line(error: BaseException) -> int | None:
+    """The line of the template that raised `error`; jinja gives its frames the template's own lines."""
+    found, seen = None, error.__cause__ or error
+    trace = seen.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            found = trace.tb_lineno
+        trace = trace.tb_next
+    return found
+
+
 class _Message(TracedDict):
     """A message as a template sees it: the role is a trusted word, a separate thinking block is part of the content."""
 
@@ -238,7 +259,8 @@ class _Message(TracedDict):
         if key == "content" and BLOCK_KEY in self._raw:
             block, content = self._child(BLOCK_KEY), self._child("content")
             assert isinstance(block, TracedStr)
-            return "<think>" + block + "</think>" + content
+            gap = pin(self._child(GAP_KEY)) if GAP_KEY in self._raw else ""
+            return "<think>" + block + "</think>" + gap + content
         return super().__getitem__(key)
 
     def _keys(self) -> list[Any]:
@@ -249,5 +271,5 @@ def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     """The same message for an ordinary run."""
     made = {key: value for key, value in message.items() if key not in _HIDDEN}
     if BLOCK_KEY in message:
-        made["content"] = f"<think>{message[BLOCK_KEY]}</think>{message['content']}"
+        made["content"] = f"<think>{message[BLOCK_KEY]}</think>{message.get(GAP_KEY, '')}{message['content']}"
     return made

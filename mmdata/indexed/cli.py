@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 
 import click
@@ -66,7 +67,7 @@ def inspect(prefix: str, as_json: bool, quiet: bool, **options: object) -> None:
     """
     from mmdata.inspection_text import describe
 
-    data, lines = describe(prefix, color=not as_json, **options)  # type: ignore[arg-type]
+    data, lines = describe(prefix, color=not as_json and sys.stdout.isatty(), **options)  # type: ignore[arg-type]
     emit(data, as_json, lines)
 
 

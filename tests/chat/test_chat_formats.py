@@ -158,7 +158,7 @@ def test_openai_arguments_as_json_text_become_an_object() -> None:
         ({"instruction": 5, "output": "a"}, "not-a-string", "instruction"),
         ({"question": "q", "answer": "  "}, "empty-answer", "message 1"),
         ({"question": "", "answer": "a"}, "empty-message", "message 0"),
-        ({"messages": []}, "no-answer", ""),
+        ({"messages": []}, "bad-turns", "an empty list"),
         ({"messages": [{"role": "user", "content": "q"}]}, "no-answer", ""),
         ({"messages": [{"role": "boss", "content": "q"}]}, "unknown-role", "'boss'"),
         ({"messages": ["q"]}, "bad-turns", "messages[0]"),
