@@ -124,11 +124,12 @@ class Trainer:
                 reason = self._after_step()
                 if result.stop:
                     reason = watch.reason or "another rank was asked to stop"
-        if reason is not None:
-            self.log.event(self.step, f"stopping: {reason}")
-        if self._saved_at != self.step:
-            self._save(best=False)
-        self.checkpointer.wait()
+            # Still watched: a signal that comes now must not end the last save.
+            if reason is not None:
+                self.log.event(self.step, f"stopping: {reason}")
+            if self._saved_at != self.step:
+                self._save(best=False)
+            self.checkpointer.wait()
         self.log.close()
         return RunSummary(self.step, loss, None if math.isinf(self._best.best) else self._best.best, reason)
 
