@@ -7,6 +7,7 @@
 Shapes of Llama-3.2-1B and Llama-3.1-8B, and `8B/2` with half of the latter's layers, which fits one GPU: with fp32
 masters and moments and a bf16 copy full fine-tuning takes 18 bytes a weight, 8B on one H200 would take 135 GiB before
 the first activation. Random tokens, 4,096 a sequence, bf16, fused AdamW, 3 steps to warm up, 5 timed, 1 profiled.
+LoRA rows train adapters of rank 16 on every linear layer of the frozen model; their MFU counts 4 operations a weight.
 
 Columns: `MFU` against 989 TFLOP/s, 6 x weights + 12 x layers x hidden x length operations a token, recomputation not
 counted; `peak` is torch's max_memory_allocated, by rank, and `weights`, `grads`, `optimizer` what of it is live in the
@@ -34,6 +35,7 @@ from mmdata_train.config_checks import check_run
 from mmdata_train.errors import ConfigError, RankError
 from mmdata_train.kernel_time import kernel_time
 from mmdata_train.launch import DeviceType, RankPool
+from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 PEAK_TFLOPS = 989.0
 WARM_UP, TIMED = 3, 5
+LORA = LoraConfig(rank=16)
 
 ONE = ModelConfig(
     vocab_size=128256, hidden_size=2048, num_layers=16, num_heads=32, num_kv_heads=8, intermediate_size=8192,
@@ -70,6 +73,7 @@ class Row:
     micro_batch: int
     rows: int
     compile: bool = True
+    lora: LoraConfig | None = None
 
     @property
     def ranks(self) -> int:
@@ -116,6 +120,19 @@ def layouts(shape: str, micro_batch: int, rows: int) -> list[Row]:
     ]
 
 
+def adapted(shape: str, micro_batch: int, rows: int) -> list[Row]:
+    """Adapters on one and two GPUs."""
+    tensor, pipeline = ParallelConfig(tensor=2, data=1), ParallelConfig(pipeline=2, data=1)
+    sharded = ParallelConfig(data=2, zero_stage=3)
+    return [
+        Row(shape, "LoRA, one GPU", ParallelConfig(data=1), micro_batch, rows, lora=LORA),
+        Row(shape, "LoRA FSDP2", sharded, micro_batch, rows, lora=LORA),
+        Row(shape, "LoRA TP2+SP", tensor, micro_batch, rows, compile=False, lora=LORA),
+        Row(shape, "LoRA TP2+SP, layers compiled", tensor, micro_batch, rows, lora=LORA),
+        Row(shape, "LoRA PP2 1F1B", pipeline, 1, rows, lora=LORA),
+    ]
+
+
 def all_rows() -> list[Row]:
     single = ParallelConfig(data=1)
     return [
@@ -124,6 +141,9 @@ def all_rows() -> list[Row]:
         Row("8B/2", "one GPU", single, 2, 4),
         Row("8B/2", "FSDP2", ParallelConfig(data=2, zero_stage=3), 2, 4),
         *layouts("8B", 2, 4),
+        *adapted("8B", 2, 4),
+        Row("1B", "LoRA, one GPU", single, 4, 8, lora=LORA),
+        Row("1B", "LoRA FSDP2", ParallelConfig(data=2, zero_stage=3), 4, 8, lora=LORA),
         Row("1B", "ZeRO 1", ParallelConfig(data=2, zero_stage=1), 4, 8),
         Row("1B", "ZeRO 2", ParallelConfig(data=2, zero_stage=2), 4, 8),
     ]
@@ -164,7 +184,7 @@ def build(row: Row, setup: Setup) -> Engine:
     torch.set_float32_matmul_precision("highest")
     training = row.training(setup.precision)
     mesh = Mesh.make(row.parallel, current_device(setup.device))
-    parts = build_parts(setup.model(row), row.parallel, training, mesh)
+    parts = build_parts(setup.model(row), row.parallel, training, mesh, row.lora)
     engine = Engine(parts, row.parallel, training, setup.seq_length, WARM_UP + TIMED + 1)
     fill(engine)
     return engine
@@ -277,7 +297,7 @@ def summary(row: Row, setup: Setup, by_rank: list[Record]) -> Record:
 
     seconds = max(record["step_seconds"] for record in by_rank)
     rate = row.rows * setup.seq_length / seconds
-    operations = flops_per_token(setup.model(row), setup.seq_length)
+    operations = flops_per_token(setup.model(row), setup.seq_length, frozen=row.lora is not None)
     parallel, figures = row.parallel, {}
     if "busy_seconds" in by_rank[0]:
         figures["exposed"] = max(record["exposed_seconds"] / record["profiled_seconds"] for record in by_rank)
@@ -358,6 +378,9 @@ def ratios(results: list[Record]) -> list[str]:
         others = ("TP2+SP", "TP2+SP, layers compiled", "PP2 1F1B", "PP2 interleaved, v=2", "FSDP2, no overlap")
         wanted += [(f"{shape} {other}", f"{shape} FSDP2") for other in others]
         wanted.append((f"{shape} TP2+SP", f"{shape} FSDP2, layers not compiled"))
+        lora = ("LoRA TP2+SP", "LoRA TP2+SP, layers compiled", "LoRA PP2 1F1B")
+        wanted.append((f"{shape} LoRA FSDP2", f"{shape} LoRA, one GPU"))
+        wanted += [(f"{shape} {other}", f"{shape} LoRA FSDP2") for other in lora]
     return [f"{a} / {b}: {rate[a] / rate[b]:.1%}" for a, b in wanted if a in rate and b in rate]
 
 

@@ -2,6 +2,7 @@
 
 Operations a token (forward and backward): 6 x weights of all matrices but the embedding, plus 12 x layers x heads x
 head_dim x length for attention scores (causality not subtracted), as in PaLM (arXiv 2204.02311, appendix B).
+With adapters 4 in place of 6: a frozen weight has no gradient of its own, and the adapters' share is left out.
 Recomputation does not count as work done.
 """
 
@@ -29,10 +30,10 @@ PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989
 """Dense bf16 peaks by device name, TFLOP/s, as NVIDIA's data sheets give them; the first name contained wins."""
 
 
-def flops_per_token(model: ModelConfig, seq_length: int) -> float:
-    """Operations of one token's forward and backward pass."""
+def flops_per_token(model: ModelConfig, seq_length: int, *, frozen: bool = False) -> float:
+    """Operations of one token's forward and backward pass. frozen: adapters are trained, not the weights."""
     matrices = model.num_layers * model.layer_parameters + model.vocab_size * model.hidden_size
-    return 6.0 * matrices + 12.0 * model.num_layers * model.num_heads * model.head_dim * seq_length
+    return (4.0 if frozen else 6.0) * matrices + 12.0 * model.num_layers * model.num_heads * model.head_dim * seq_length
 
 
 def peak_tflops(device: torch.device) -> float | None:
@@ -73,6 +74,7 @@ class Meter:
     devices: int
     device: torch.device
     peak: float | None = None
+    frozen: bool = False
     _last: float = field(default_factory=time.perf_counter)
     _pace: float | None = None
 
@@ -91,7 +93,7 @@ class Meter:
         self._pace = seconds if self._pace is None else 0.9 * self._pace + 0.1 * seconds
         tokens = rows * self.seq_length
         rate = tokens / seconds
-        tflops = rate * flops_per_token(self.model, self.seq_length) / self.devices / 1e12
+        tflops = rate * flops_per_token(self.model, self.seq_length, frozen=self.frozen) / self.devices / 1e12
         return StepRecord(
             step=step,
             loss=result.loss,

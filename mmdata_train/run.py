@@ -207,7 +207,12 @@ def _run(
         checkpointer=checkpointer,
         log=_log(config, steps, first),
         meter=Meter(
-            engine.model.config, config.data.seq_length, mesh.layout.world_size, mesh.device, config.train.peak_tflops
+            engine.model.config,
+            config.data.seq_length,
+            mesh.layout.world_size,
+            mesh.device,
+            config.train.peak_tflops,
+            frozen=config.lora is not None,
         ),
         output=config.output,
         validation=_validation(config, mesh, engine.model),

@@ -297,6 +297,7 @@ def test_operations_of_a_known_model_are_counted_by_the_formula() -> None:
     )
     # 6 x (6.738 B weights - 131 M embedding) + 12 x 32 x 4096 x 2048; norms (0.27 M) left out
     assert flops_per_token(llama_7b, 2048) == pytest.approx(6 * 6.607e9 + 3.221e9, rel=1e-3)
+    assert flops_per_token(llama_7b, 2048, frozen=True) == pytest.approx(4 * 6.607e9 + 3.221e9, rel=1e-3)
 
 
 def test_spike_stands_out_of_noise_and_noise_does_not() -> None:
