@@ -40,12 +40,13 @@ from mmdata.indexed.manifest import canonical_json
 from mmdata.indexed.split import SPLIT_NAMES, split_shard
 from mmdata.jsonl import ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
 from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts
+from mmdata.pipeline.dedup_run import dedup_params
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.outputs import OutputPlan, PublishedShard
 from mmdata.pipeline.pai import PaiPlan, pai_plan, write_pai
 from mmdata.pipeline.places import changed_inputs, check_places, outputs_of, remove_stale
-from mmdata.pipeline.stages import chat_options, dedup_runner, recipe_of, record_options, warm_up
+from mmdata.pipeline.stages import chat_options, dedup_runner, load_kernels, recipe_of, record_options, warm_up
 from mmdata.pipeline.warm import fitting_workers, needs_of, warm_worker
 from mmdata.pipeline.work import Stages
 from mmdata.records import encoding_hint, parse_block
@@ -55,6 +56,7 @@ from mmdata.run.executor import available_cores, make_executor
 from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress, SilentProgress
 from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
+from mmdata.tokenizers.locate import locate
 
 if TYPE_CHECKING:
     from mmdata.clean.recipe import Recipe
@@ -77,7 +79,7 @@ class RunOptions:
     shard: str | None = None
     overwrite: bool = False
     memory: int = 256 << 20
-    block_bytes: int = 4 << 20
+    block_bytes: int = 2 << 20
     block_records: int | None = None
     commit_seconds: float = 10.0
     progress: Progress | None = None
@@ -113,12 +115,21 @@ class Conversion:
             self._say("workers: 1, since an input this small is done before others have started; --workers N says else")
         try:
             if not dry:
-                needs = needs_of(tokenizer, options, run.special_tokens, run.engine)
-                self._executor.prepare(partial(warm_worker, needs))
+                self._warm_up(tokenizer)
             self._load(tokenizer)
         except BaseException:
             self._executor.close()
             raise
+
+    def _warm_up(self, tokenizer: Any) -> None:
+        """Compiles or loads kernels, here and then in the workers, which load their tokenizer meanwhile."""
+        locate(tokenizer)  # a mistyped path is said before anything is compiled
+        needs = needs_of(tokenizer, self._options, self._run.special_tokens, self._run.engine)
+        self._executor.prepare(partial(warm_worker, needs))
+        params = dedup_params(self._options)
+        if self._recipe is not None or params is not None:
+            warm_up(self._recipe, params, self._say)
+            self._executor.prepare(partial(load_kernels, self._recipe, params))
 
     def _load(self, tokenizer: Any) -> None:
         """What takes a while: the tokenizer, and all that follows from it."""
@@ -294,7 +305,6 @@ class Conversion:
         encode = EncodeOptions(self._dtype(), options.json_keys, eod_id is not None, eod_id)
         stages = Stages(self._records, encode, self._tokenizer, self._recipe, self._chat, options.turn_order)
         source = Source(self._inputs, self._read, RejectPolicy(options.on_error == "fail", options.max_rejects))
-        warm_up(stages, self._dedup, self._say)
         self._facts.setup_seconds = time.time() - self._facts.started
         if self._dedup is None:
             encode_inputs(source, stages, consumed, tools)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmdata.dedup.index import Batch, DedupIndex
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
-from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
 from mmdata.pipeline.dedup import DedupSetup, add_to_index, check_generation, encode_kept, sign_and_decide
 from mmdata.pipeline.driver import Consumed, RunTools, Source
 from mmdata.pipeline.options import ConvertOptions
@@ -18,6 +16,13 @@ from mmdata.pipeline.work import Stages
 
 AVERAGE_RECORD = 2000  # bytes of text; a guess for the plan before anything is read
 COMPRESSED_GROWTH = 4
+
+
+def dedup_params(options: ConvertOptions) -> DedupParams | None:
+    """The parameters of deduplication; None where there is none. Raises DedupParameterError."""
+    if options.dedup == "none":
+        return None
+    return DedupParams(method=options.dedup, threshold=options.dedup_threshold)
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +39,8 @@ class DedupRunner:
 
         batch: names the run in the index, the same when it is resumed or made again.
         """
-        params = DedupParams(method=options.dedup, threshold=options.dedup_threshold)
+        params = dedup_params(options)
+        assert params is not None
         index = None if options.dedup_index is None else Path(options.dedup_index)
         added = None
         if index is not None:
@@ -45,12 +51,6 @@ class DedupRunner:
     def plan(self, input_bytes: int) -> Plan:
         """What it will need, guessed from the size of the inputs."""
         return Plan(input_bytes // AVERAGE_RECORD + 1, input_bytes, self.setup.params, self.setup.memory)
-
-    def compile(self, say: Callable[[str], None]) -> None:
-        """Compile or load the kernels once, before workers start."""
-        if not Signer(self.setup.params).native:
-            say(SLOW_NOTE)
-        compile_kernels(self.setup.params)
 
     def work(self, source: Source, stages: Stages, consumed: Consumed, tools: RunTools) -> None:
         """Every phase from where the ledger says; raises DedupError and its kin, InputError, RunError, OutputError."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmdata.chat.render import ChatOptions
+from mmdata.chat.render import ChatOptions, ChatRenderer
+from mmdata.dedup.params import DedupParams
+from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
 from mmdata.document import Document, Part
 from mmdata.errors import UsageError
 from mmdata.pipeline.dedup_run import DedupRunner
 from mmdata.pipeline.options import ConvertOptions
-from mmdata.pipeline.work import Stages
 from mmdata.records import RecordOptions
 from mmdata.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mmdata.clean.recipe import Recipe
+
+_log = logging.getLogger(__name__)
 
 
 def record_options(options: ConvertOptions) -> RecordOptions:
@@ -50,15 +54,23 @@ def recipe_of(options: ConvertOptions) -> Recipe | None:
 
 
 def chat_options(options: ConvertOptions, records: RecordOptions, tokenizer: Tokenizer) -> ChatOptions | None:
-    """How conversations are rendered; None where every record is plain text."""
+    """How conversations are rendered; None where every record is plain text.
+
+    A template that was named is tried here, before any data is read; the tokenizer's own only where all records are
+    conversations, since a plain corpus needs none. Raises ChatTemplateError.
+    """
     if records.format == "text":
         return None
-    return ChatOptions(
+    made = ChatOptions(
         template=options.chat_template, train_on=options.train_on, max_length=options.max_length,
         too_long=options.too_long, thinking=options.thinking, date=options.chat_date,
         count_empty_thinking=options.count_empty_thinking,
         eod_id=tokenizer.eod_id if options.append_eod and tokenizer.eod is not None else None,
     )  # fmt: skip
+    if options.chat_template != "auto" or records.format != "auto":
+        for notice in ChatRenderer(tokenizer, made).notices:
+            _log.warning(notice)
+    return made
 
 
 def dedup_runner(
@@ -72,12 +84,19 @@ def dedup_runner(
     return DedupRunner.of(options, work_dir, memory, tuple(names), batch)
 
 
-def warm_up(stages: Stages, dedup: DedupRunner | None, say: Callable[[str], None]) -> None:
-    """Compile or load kernels once, in this process, before workers start and find them in the cache."""
-    if dedup is not None:
-        dedup.compile(say)
-    if stages.recipe is not None and stages.recipe.steps:
+def warm_up(recipe: Recipe | None, params: DedupParams | None, say: Callable[[str], None]) -> None:
+    """Compile kernels, or load them where that has been done: in the parent first, then workers find them compiled."""
+    if params is not None:
+        if not Signer(params).native:
+            say(SLOW_NOTE)
+        compile_kernels(params)
+    if recipe is not None and recipe.steps:
         from mmdata.clean.pipeline import Cleaner
 
         document = Document("warm-up", 0, 1, None, {"text": "a"}, (Part("text", "text", "a 一"),))
-        Cleaner(stages.recipe).clean_documents([document])
+        Cleaner(recipe).clean_documents([document])
+
+
+def load_kernels(recipe: Recipe | None, params: DedupParams | None) -> None:
+    """`warm_up` in a worker, after the parent's."""
+    warm_up(recipe, params, lambda text: None)

@@ -1,6 +1,6 @@
 """What worker processes load while the parent still checks and loads for itself: so that none waits for the other.
 
-Nothing here may compile kernels: that happens once, in the parent, before the first block is handed out.
+Nothing here may compile kernels: that happens once, in the parent; `stages.load_kernels` follows it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A process and its pipes. built: the number of the last function it was told to build; ready: it has built it."""
+    """A process and its pipes. ready: it has built the function of this map; warm: it has loaded what it was told to,
+    so it can be given items before it is ready.
+    """
 
     process: Any  # multiprocessing's spawn process
     tasks_in: Connection
@@ -47,8 +49,8 @@ class Worker:
     outbox: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
     tasks: deque[Task] = field(default_factory=deque)
-    built: int = 0
     ready: bool = False
+    warm: bool = False
 
     def start_threads(self) -> None:
         """One thread for each pipe: a worker that does not read while it computes must not stop the parent."""
@@ -91,13 +93,18 @@ class Worker:
 class Crew:
     """The workers there are, and what they say. Not safe for several threads."""
 
-    def __init__(self, warm: Callable[[], object] | None = None) -> None:
-        """warm: called once by each worker as soon as it runs, for what it will need to have loaded."""
+    def __init__(self) -> None:
         self.workers: list[Worker] = []
         self.functions = 0
         """How many functions they were told to build so far."""
         self._events: queue.SimpleQueue[tuple[Worker, Message | None]] = queue.SimpleQueue()
-        self._warm = None if warm is None else pack(Warm(warm))
+        self._warm: list[Message] = []
+
+    def warm(self, load: Callable[[], object]) -> None:
+        """Have every worker, those to come too, call `load`."""
+        self._warm.append(pack(Warm(load)))
+        for worker in self.workers:
+            worker.outbox.put(self._warm[-1])
 
     def start(self) -> Worker:
         """One more worker."""
@@ -114,8 +121,8 @@ class Crew:
         worker = Worker(process, tasks_in, answers_out, self._events)
         self.workers.append(worker)
         worker.start_threads()
-        if self._warm is not None:
-            worker.outbox.put(self._warm)
+        for order in self._warm:
+            worker.outbox.put(order)
         return worker
 
     def event(self, timeout_s: float | None) -> tuple[Worker, Message | None] | None:
@@ -141,6 +148,7 @@ class Crew:
         for worker, waits in zip(self.workers, kind, strict=True):
             worker.end(_CLOSING_S if waits else _GOODBYE_S)
         self.workers.clear()
+        self._events = queue.SimpleQueue()  # their last words are nobody's concern any more
 
 
 def _how_it_ended(exitcode: int | None) -> str:

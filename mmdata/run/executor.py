@@ -39,7 +39,9 @@ class Executor(Protocol):
         ...
 
     def prepare(self, warm: Callable[[], object]) -> None:
-        """Start workers ahead of the first `map`, kept for all maps until `close`; each calls `warm` first.
+        """Start workers ahead of the first `map`, kept for all maps until `close`; each calls `warm`.
+
+        Called again, it has the same workers call another `warm` too.
 
         warm: picklable, loads what will be needed; what it raises is left to the functions to raise again.
         """

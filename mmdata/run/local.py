@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from mmdata.errors import UsageError, WorkerDiedError
 from mmdata.run.channel import Message, pack
 from mmdata.run.crew import Crew, Task, Worker
-from mmdata.run.worker import ANY_NUMBER, RELEASE, Answer, Build, NotBuilt, Ready
+from mmdata.run.worker import NO_FUNCTION, RELEASE, Answer, Build, NotBuilt, Ready
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -50,14 +50,18 @@ class LocalExecutor:
         return self.workers - self._caller_works
 
     def prepare(self, warm: Callable[[], object]) -> None:
-        """Start the workers now and keep them from map to map until `close`; each calls `warm` first.
+        """Start the workers now and keep them from map to map until `close`; each calls `warm`, and those of later
+        calls.
 
         warm: picklable, loads what will be needed; what it raises is left to the functions to raise again.
         """
-        if self.workers > 1 and self._kept is None:
-            self._kept = Crew(warm)
+        if self.workers == 1:
+            return
+        if self._kept is None:
+            self._kept = Crew()
             for _ in range(self._spawned):
                 self._kept.start()
+        self._kept.warm(warm)
 
     def close(self) -> None:
         """End the workers that `prepare` started."""
@@ -161,6 +165,7 @@ class _Map:
         try:
             for worker in self._crew.workers:
                 self._tell(worker)
+            self._listen(self._crew.event(None))
             while True:
                 while self._has_room() and self._pull():
                     pass
@@ -205,7 +210,7 @@ class _Map:
         """Whether another item may be pulled for a worker: nobody waits, count and bytes are below their limits."""
         if self._source is None or self._waiting:
             return False
-        if self._here is not None and not any(worker.ready for worker in self._crew.workers):
+        if self._here is not None and not any(worker.ready or worker.warm for worker in self._crew.workers):
             return not self._crew.workers  # the first item starts one
         with_workers = sum(len(worker.tasks) for worker in self._crew.workers)
         return with_workers < _AHEAD * self._spawned and self._within_limits()
@@ -244,17 +249,17 @@ class _Map:
     def _choose(self, fresh: bool) -> Worker | None:
         """The worker for the next task: an idle one, else a new one, else the one with the least to do.
 
-        Where the caller works too, a new one gets nothing before it is ready.
+        Where the caller works too, a new one gets nothing before it has loaded what it needs.
         """
         free = [worker for worker in self._crew.workers if len(worker.tasks) < _AHEAD]
         best = min(free, key=lambda worker: len(worker.tasks), default=None)
         if len(self._crew.workers) < self._spawned and (fresh or best is None or best.tasks):
             best = self._crew.start()
             self._tell(best)
-        return best if best is None or best.ready or self._here is None else None
+        return best if best is None or best.ready or best.warm or self._here is None else None
 
     def _tell(self, worker: Worker) -> None:
-        worker.built, worker.ready = self._number, False
+        worker.ready = False
         worker.outbox.put(self._build)
 
     def _progress(self) -> None:
@@ -265,6 +270,10 @@ class _Map:
                 return
             while (event := self._crew.event(_POLL_S)) is None:
                 continue
+        self._listen(event)
+
+    def _listen(self, event: tuple[Worker, Message | None] | None) -> None:
+        """Take this and everything else that has been said."""
         while event is not None:
             worker, message = event
             if message is None:
@@ -295,8 +304,9 @@ class _Map:
         if isinstance(answer, Ready):
             self._failed_starts = 0
             worker.ready = worker.ready or answer.number == self._number
+            worker.warm = worker.warm or answer.number == NO_FUNCTION
         elif isinstance(answer, NotBuilt):
-            if answer.number in (self._number, ANY_NUMBER):  # else nobody needs that function any more
+            if answer.number in (self._number, NO_FUNCTION):  # else nobody needs that function any more
                 raise answer.fault
         else:
             assert isinstance(answer, Answer)

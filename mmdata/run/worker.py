@@ -52,7 +52,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has built the function of this number."""
+    """The worker has built the function of this number, or done what Warm asked for."""
 
     number: int
 
@@ -94,6 +94,7 @@ def _work(inbox: queue.Queue[Message | None], answers: Connection) -> None:
             # Whoever needs what could not be loaded meets the same fault again and reports it.
             with contextlib.suppress(Exception):
                 order.function()
+            send(answers, pack(Ready(NO_FUNCTION)))
         elif isinstance(order, Release):
             _release(function)
             function = None
@@ -113,7 +114,7 @@ def _read(message: Message) -> Any:
     try:
         return message.load()
     except Exception as fault:
-        return NotBuilt(ANY_NUMBER, portable(fault))
+        return NotBuilt(NO_FUNCTION, portable(fault))
 
 
 def _build(order: Build, answers: Connection) -> Callable[[Any], Any] | None:
@@ -159,8 +160,8 @@ def _end_with_parent() -> None:
 
 STOP = pack(None)
 RELEASE = pack(Release())
-ANY_NUMBER = 0
-"""In NotBuilt: not known, since the order itself could not be read."""
+NO_FUNCTION = 0
+"""In Ready: it has loaded what it was told to. In NotBuilt: an order could not be read, so nobody knows its number."""
 
 
 def portable(fault: BaseException) -> BaseException:

@@ -141,3 +141,33 @@ def sleeping(folder: str) -> Callable[[int], int]:
 
 def name(item: Any) -> str:
     return f"item {item}"
+
+
+def mark(folder: str) -> None:
+    """Leaves a mark of this process."""
+    (Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+
+
+def cannot_load() -> None:
+    raise InputError("not there yet")
+
+
+def dying_once_away_from(parent: int, folder: str) -> Callable[[int], int]:
+    """The first item that another process than `parent` gets kills that process."""
+
+    def work(number: int) -> int:
+        time.sleep(0.02)
+        if os.getpid() != parent and not os.listdir(folder):
+            mark(folder)
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+        return number
+
+    return work
+
+
+def slow_process_of() -> Callable[[Any], int]:
+    def work(item: Any) -> int:
+        time.sleep(0.05)
+        return os.getpid()
+
+    return work
