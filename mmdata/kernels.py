@@ -1,8 +1,11 @@
 """The one way numba kernels are declared here.
 
 `kernel` compiles on first call, releases the GIL, and caches machine code beside the source, or in the user's cache
-folder when the installation is read-only (numba picks the first writable place). Importing this module imports numba
-(about half a second), so only modules that hold kernels do.
+folder when the installation is read-only (numba picks the first writable place). `inlined` is for the parts of a
+kernel that have names of their own: they become part of their caller before it is compiled, so each is compiled once
+and calls between them cost nothing. A cached kernel does not see a change of an inlined part in another file: delete
+`__pycache__` after editing one. Importing this module imports numba (about half a second), so only modules that hold
+kernels do.
 """
 
 from __future__ import annotations
@@ -18,3 +21,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def kernel(function: Function) -> Function:
     """Compile `function` in nopython mode with an on-disk cache and without the GIL; integer overflow wraps."""
     return cast(Function, numba.njit(cache=True, nogil=True)(function))
+
+
+def inlined(function: Function) -> Function:
+    """A part of kernels: its body takes the place of each call, so keep it for parts that are called once or twice."""
+    return cast(Function, numba.njit(inline="always")(function))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from mmdata.clean.tables import INVISIBLE_CODES
 
@@ -22,8 +23,8 @@ _ESCAPES = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
 _INVISIBLE = re.compile("[" + "".join(re.escape(chr(code)) for code in sorted(INVISIBLE_CODES)) + "]")
 # A joiner stays after an emoji (or its variation selector) and between letters of scripts that shape with it.
 _JOINERS = re.compile(
-    "(?<![\u0600-\u08ff\u0900-\u0dff\u0e00-\u109f\u1780-\u18af\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])[\u200c\u200d]"
-)
+    "[\u200c\u200d](?<![\u0600-\u08ff\u0900-\u0dff\u0e00-\u109f\u1780-\u18af\u2600-\u27bf\ufe0f\U0001f000-\U0001faff].)"
+)  # the character before is looked at behind the joiner: so a search jumps from joiner to joiner
 _PRIVATE = re.compile(
     "[\ud800-\udfff\ue000-\uf8ff\ufdd0-\ufdef\ufff9-\ufffc\ufffe\uffff\U000e0000-\U000e007f\U000f0000-\U0010ffff"
     + "".join(chr(plane << 16 | low) for plane in range(1, 15) for low in (0xFFFE, 0xFFFF))
@@ -85,7 +86,22 @@ def fold_fullwidth(text: str) -> str:
 
 def normalize_nfc(text: str) -> str:
     """Unicode normal form C. Never NFKC, which would turn ㎡ into m2, ① into 1 and 2⁴ into 24."""
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", order_marks(text))
+
+
+@lru_cache(maxsize=1)
+def _long_mark_runs() -> re.Pattern[str]:
+    marks = [re.escape(chr(code)) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code))]
+    return re.compile("[" + "".join(marks) + "]{64,}")
+
+
+def order_marks(text: str) -> str:
+    """The text with runs of 64 combining marks and more in canonical order, which is the same text to Unicode.
+
+    `unicodedata.normalize` orders marks by insertion: half a million of them in a row would take an hour. Runs that
+    are in order already cost it linear time.
+    """
+    return _long_mark_runs().sub(lambda match: "".join(sorted(match.group(), key=unicodedata.combining)), text)
 
 
 def normalize_line_ends(text: str) -> str:

@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.clean import columns as c
-from mmdata.kernels import kernel
+from mmdata.clean.loads_kernel import get, pointer
+from mmdata.kernels import inlined, kernel
 
 SEED = np.uint64(0x9E3779B97F4A7C15)
 PRIME = np.uint64(0x100000001B3)
 GRAM_BASE = np.uint64(0xD6E8FEB86659FD93)
 GRAM = 10  # words of the sequences whose repetition is measured
+GRAM_POWER = np.uint64(pow(int(GRAM_BASE), GRAM - 1, 1 << 64))
+LOW_HALF = np.uint64(0xFFFFFFFF)
 
 # The most frequent English function words; Gopher's eight (arXiv 2112.11446, appendix A.1.1) are among them.
 EN_STOPS = [
@@ -82,64 +85,84 @@ for _byte in range(128):
         WORD_BYTES[_byte] = 8
 
 
-@kernel
+FOLD = np.uint64(0x2020202020202020)  # makes ASCII letters small and leaves digits as they are
+LOW_BYTES = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+STIR = np.uint64(0xFF51AFD7ED558CCD)
+STOP_SLOTS = 512  # slots of the stop word table
+
+
+@inlined
+def stop_slot(value: Any) -> Any:
+    """Bits 6 to 14 of a word's hash, which no two stop words share (found by trial)."""
+    return np.int64(value >> np.uint64(6)) & 511
+
+
+
+@inlined
 def mix(value: Any) -> Any:
     """A 64-bit finaliser: the shift and the multiplier of MurmurHash3's fmix64, first round."""
     value ^= value >> np.uint64(33)
-    value *= np.uint64(0xFF51AFD7ED558CCD)
+    value *= STIR
     return value ^ (value >> np.uint64(33))
 
 
+@inlined
+def stir(value: Any) -> Any:
+    """One step of the word hash: a multiplication, and the high half brought down."""
+    value *= STIR
+    return value ^ (value >> np.uint64(32))
+
+
 def word_hash(word: str) -> int:
-    """The hash the measuring pass gives to an ASCII word, before mixing."""
-    value = int(SEED)
-    for byte in word.encode():
-        value = ((value ^ (byte | 32)) * int(PRIME)) & 0xFFFFFFFFFFFFFFFF
+    """The hash the measuring pass gives to an ASCII word of at most eight letters."""
+    value = int(SEED) ^ int.from_bytes(word.lower().encode(), "little")
+    for _ in range(2):
+        value = value * int(STIR) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 32
     return value
 
 
 def stop_table() -> npt.NDArray[np.uint64]:
-    """4,096 slots; a stop word's unmixed hash stands at its lowest 12 bits, which no two of EN_STOPS share."""
-    table = np.zeros(4096, np.uint64)
+    """A stop word's hash stands in its slot; every other slot holds 0."""
+    table = np.zeros(STOP_SLOTS, np.uint64)
     for word in EN_STOPS:
         value = word_hash(word)
-        assert table[value & 4095] == 0, f"{word} collides: choose other bits"
-        table[value & 4095] = value
+        slot = (value >> 6) & (STOP_SLOTS - 1)
+        assert table[slot] == 0, f"{word} collides: choose other bits"
+        table[slot] = value
     return table
 
 
-@kernel
-def seen_before(value: Any, stamp: int, mask: int, seen: Any) -> bool:
+@inlined
+def seen_before(value: Any, stamp: Any, mask: Any, seen: Any) -> Any:
     """Add a hash to the document's set; True where it was there."""
     high = np.uint64(stamp) << np.uint64(32)
     value = mix(value)
-    key = high | (value & np.uint64(0xFFFFFFFF))
+    key = high | (value & LOW_HALF)
     slot = np.int64(value >> np.uint64(32)) & mask
-    while seen[slot] >= high and seen[slot] != key:
+    while get(seen, slot) >= high and get(seen, slot) != key:
         slot = (slot + 1) & mask
-    found = seen[slot] == key
+    found = get(seen, slot) == key
     seen[slot] = key
-    return bool(found)
+    return found
 
 
-@kernel
-def count_logs() -> Any:
+def count_logs() -> npt.NDArray[np.float64]:
     """logs[k] = k log2 k - (k - 1) log2 (k - 1) for k below 4,096: what the k-th occurrence of a word adds."""
-    logs = np.zeros(4096, np.float64)
-    for k in range(2, 4096):
-        logs[k] = k * np.log2(k) - (k - 1) * np.log2(k - 1)
-    return logs
+    whole = np.arange(4096) * np.log2(np.maximum(np.arange(4096), 1))
+    return np.diff(whole, prepend=0.0)
 
 
-@kernel
-def words_are_spread(words: Any, lengths: Any, count: int, bounds: Any, buckets: Any, row: Any) -> bool:
+@inlined
+def words_are_spread(words: Any, lengths: Any, count: Any, bounds: Any, buckets: Any, row: Any) -> Any:
     """Do 256 buckets of words prove that entropy and top word keep their limits? bounds: (entropy, top share).
 
     A bucket holds at least what its commonest word does, so its share of the words bounds the entropy from below
     (min-entropy) and its share of the characters bounds the top word's from above. Where both keep the limits, those
     bounds go to the columns: decisions are the same, and the exact count is saved.
     """
-    buckets[:] = 0
+    for bucket in range(256):
+        buckets[bucket] = 0
     for i in range(count):
         buckets[words[i] & np.uint64(255)] += (np.int64(lengths[i]) << 32) + 1
     most, chars = 1, 0
@@ -152,20 +175,19 @@ def words_are_spread(words: Any, lengths: Any, count: int, bounds: Any, buckets:
     return True
 
 
-@kernel
-def word_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, tables: Any, row: Any) -> None:
+@inlined
+def word_repeats(words: Any, lengths: Any, count: Any, stamp: Any, mask: Any, tables: Any, row: Any) -> None:
     """Distinct words, unigram entropy and the top word, from hashes; tables: (keys, counts, grams, logs)."""
     keys, counts, _, logs = tables
-    high, low = np.uint64(stamp) << np.uint64(32), np.uint64(0xFFFFFFFF)
+    high = np.uint64(stamp) << np.uint64(32)
     unique, top, mass = 0, 0, 0.0
     for i in range(count):
-        word = words[i]
-        key = high | (word & low)
-        slot = np.int64(word >> np.uint64(32)) & mask
-        while keys[slot] >= high and keys[slot] != key:
+        key = high | (words[i] & LOW_HALF)
+        slot = np.int64(words[i] >> np.uint64(32)) & mask
+        while get(keys, slot) >= high and get(keys, slot) != key:
             slot = (slot + 1) & mask
         k = 1
-        if keys[slot] == key:
+        if get(keys, slot) == key:
             k = counts[slot] + 1
             mass += logs[min(k, 4095)]
         else:
@@ -178,32 +200,27 @@ def word_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, ta
         row[c.ENTROPY] = np.int64((np.log2(count) - mass / count) * 1e6 + 0.5)
 
 
-@kernel
-def gram_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, tables: Any, row: Any) -> None:
+@inlined
+def gram_repeats(words: Any, lengths: Any, count: Any, stamp: Any, mask: Any, tables: Any, row: Any) -> None:
     """Characters of words covered by sequences of GRAM words that occurred before in the document.
 
     Every fifth sequence is stored and every sequence is looked up: a repeat of GRAM + 4 words or more is always seen,
     and each end of a repeat may be short of its coverage by up to four words.
     """
-    grams = tables[2]
-    mask = max(mask >> 2, 63)
-    high, low = np.uint64(stamp) << np.uint64(32), np.uint64(0xFFFFFFFF)
-    power = np.uint64(1)
-    for _ in range(GRAM):
-        power *= GRAM_BASE
+    grams, mask = tables[2], max(mask >> 2, 63)
+    high = np.uint64(stamp) << np.uint64(32)
     gram, covered, repeated, phase = np.uint64(0), 0, 0, 0
     for i in range(min(count, GRAM - 1)):
         gram = gram * GRAM_BASE + words[i]
     for i in range(GRAM - 1, count):
         gram = gram * GRAM_BASE + words[i]
-        if i >= GRAM:
-            gram -= words[i - GRAM] * power
         value = gram ^ (gram >> np.uint64(29))
-        key = high | (value & low)
+        gram -= words[i - GRAM + 1] * GRAM_POWER
+        key = high | (value & LOW_HALF)
         slot = np.int64(value >> np.uint64(32)) & mask
-        while grams[slot] >= high and grams[slot] != key:
+        while get(grams, slot) >= high and get(grams, slot) != key:
             slot = (slot + 1) & mask
-        if grams[slot] == key:
+        if get(grams, slot) == key:
             for j in range(max(covered, i - GRAM + 1), i + 1):
                 repeated += lengths[j]
             covered = i + 1
@@ -211,3 +228,25 @@ def gram_repeats(words: Any, lengths: Any, count: int, stamp: int, mask: int, ta
             grams[slot] = key
         phase = phase + 1 if phase < 4 else 0
     row[c.DUPLICATE_GRAM_CHARS] = repeated
+
+
+@kernel
+def repeat_batch(words: Any, lengths: Any, ends: Any, tables: Any, options: Any, out: Any) -> None:
+    """Columns about repeated words and sequences of words; the words of document i end at ends[i, 0].
+
+    tables: as in word_repeats. options: (first stamp, least entropy, largest share of the top word).
+    """
+    stamp, bounds, first = options[0], (options[1], options[2]), 0
+    sets = (pointer(tables[0]), pointer(tables[1]), pointer(tables[2]), pointer(tables[3]))
+    memory = np.empty(256, np.int64)
+    buckets = pointer(memory)
+    for i in range(ends.shape[0]):
+        row, mask = pointer(out[i]), 255
+        while mask < row[c.BYTES] // 2 + 255:
+            mask = mask * 2 + 1
+        mine, sizes, count = pointer(words[first:]), pointer(lengths[first:]), ends[i, 0] - first
+        if bounds[0] < 0 or not words_are_spread(mine, sizes, count, bounds, buckets, row):
+            word_repeats(mine, sizes, count, stamp + i, mask, sets, row)
+        gram_repeats(mine, sizes, count, stamp + i, mask, sets, row)
+        first = ends[i, 0]
+    assert memory.size == 256  # keeps it alive

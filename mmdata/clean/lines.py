@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mmdata.clean.signs_kernel import start_key
 from mmdata.errors import BoilerplateListError
 
 Beginnings = dict[str, list[tuple[str, re.Pattern[str]]]]
 _RUN = re.compile(r"(?<=[^\W\d_]) {2,}(?=[^\W\d_])|(?<=[，。；：、！？,;]) {2,}(?=[\u3400-\u9fff])")
 _LETTERS = re.compile(r"[^\W\d_]")
+_TAIL = re.compile(r"(?<=\S)(?: {3,}[ \t]*| *\t[ \t]*)(?=\n|\Z)")
 _CODE_LINE = re.compile(r"^\s*(?:>|#|\.\.\. )|[|\t{}=#`<>]|--|->")
 
 
@@ -70,7 +72,7 @@ def strip_line_ends(text: str) -> str:
 
     One space stays, as harmless; two spaces stay, as Markdown's line break.
     """
-    return re.sub(r"(?<=\S)(?: {3,}[ \t]*| *\t[ \t]*)(?=\n|\Z)", "", text)
+    return _TAIL.sub("", text)
 
 
 def remove_repeated_lines(text: str, min_repeats: int = 3) -> str:
@@ -124,23 +126,12 @@ def boilerplate_patterns(lists: tuple[str, ...]) -> tuple[tuple[str, re.Pattern[
 
 
 @lru_cache(maxsize=16)
-def line_starts(lists: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    """For the measuring pass: bool of 65,536, True at the hash of the first bytes of every beginning.
-
-    Where a beginning is shorter than the hashed bytes, every continuation of one byte is marked.
-    """
-    table = np.zeros(65536, np.bool_)
+def line_starts(lists: tuple[str, ...]) -> npt.NDArray[np.uint8]:
+    """For the measuring pass: 65,536 bit masks, set where the first bytes of a beginning hash to."""
+    table = np.zeros(65536, np.uint8)
     for beginning, _ in boilerplate_patterns(tuple(lists)):
-        data = beginning.encode()
-        size = 6 if data[0] >= 0xE0 else 4
-        heads = [data[:size]]
-        while len(heads[0]) < size:
-            heads = [head + bytes([byte]) for head in heads for byte in (*range(9, 65), *range(91, 256))]
-        for head in heads:
-            value = 0
-            for byte in head:
-                value = value * 31 + byte
-            table[(value ^ (value >> 16)) & 0xFFFF] = True
+        slot, bit = start_key(beginning.encode())
+        table[slot] |= bit
     return table
 
 

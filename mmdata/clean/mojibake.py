@@ -1,8 +1,9 @@
 """Repairs text that was decoded with the wrong encoding, and recognises what is beyond repair.
 
-Three repairs, in this order: GBK bytes read as Latin-1 (ftfy does not know GBK), ftfy with Chinese-safe settings, and
-a few one-letter cases that ftfy's own list of known failures names. ftfy costs about 0.4 s a megabyte, so only lines
-that its badness expression matches reach it; the result equals `ftfy.fix_text(text, SAFE)` (a test compares them).
+Four repairs, in this order: GBK bytes read as Latin-1 and Big5 quotation marks read so (ftfy knows neither), ftfy with
+Chinese-safe settings, and a few one-letter cases that ftfy's own list of known failures names. ftfy costs about 0.4 s
+a megabyte, so only lines that its badness expression matches reach it; the result equals `ftfy.fix_text(text, SAFE)`
+(a test compares them).
 Does not cover Shift-JIS, EUC-KR or KOI8-R read as Latin-1.
 """
 
@@ -18,6 +19,7 @@ from ftfy.badness import BADNESS_RE
 from ftfy.chardata import LIGATURES
 
 from mmdata.clean import columns
+from mmdata.clean.characters import order_marks
 from mmdata.clean.measure import measure
 from mmdata.clean.tables import FTFY_ALONE, FTFY_NAMES, FTFY_SHIFT, PRIVATE, character_table
 
@@ -36,6 +38,8 @@ _ESCAPE = re.compile("\033\\[")
 _LOSSY_QUOTE = re.compile("â€\ufffd")
 _HIGH_RUN = re.compile("[\x80-\xff]+")
 _MAC_LETTER = re.compile("(?<=[A-Za-z])√([†°¢£§•¶ß®©™´¨≠ÆØ∞±≤≥¥µ∂∑∏π∫ªºΩæø])(?=[A-Za-z]|\\s|$)")
+_BIG5_MARKS = {"¡¥": "‘", "¡¦": "’", "¡§": "“", "¡¨": "”", "¡X": "—", "¡K": "…"}
+_BIG5_MARK = re.compile("¡[¥¦§¨XK]")
 _CYRILLIC_PAIR = re.compile("(?<=[A-Za-z])Г[©Ё«Є®Їґ±ІіјЎ°ў§ё]")
 _MAC_IN_WORD = re.compile("(?<=[a-z])[\x80-\x9f](?=[a-z])")
 
@@ -82,17 +86,28 @@ def needs_ftfy(line: str) -> bool:
 
 
 def _fix_line(line: str) -> str:
+    if "¡" in line and _only_big5_marks(line):
+        return _BIG5_MARK.sub(lambda m: _BIG5_MARKS[m.group()], line)
     if needs_ftfy(line):
         line = _LOSSY_QUOTE.sub("”", line)  # of E2 80 xx only E2 80 9D has a last byte that Windows-1252 lacks
         if _MAC_IN_WORD.search(line) and not _only_quotes(line):
             line = _MAC_IN_WORD.sub(lambda m: m.group().encode("latin-1").decode("mac_roman"), line)
         # Arabic digits read as Windows-1252 lose their no-break space (D9 A0): give it back before ftfy looks.
-        line = ftfy.fix_text(re.sub("Ù (?=Ù)", "Ù\xa0", line), SAFE)
+        line = ftfy.fix_text(re.sub("Ù (?=Ù)", "Ù\xa0", order_marks(line)), SAFE)
     if "√" in line:
         line = _MAC_LETTER.sub(_decode_mac, line)
     if "Г" in line and _CYRILLIC_PAIR.search(line) and not re.search("[а-я]", line):
         line = re.sub("Г ", "à ", _CYRILLIC_PAIR.sub(_decode_cyrillic, line))
     return line
+
+
+def _only_big5_marks(line: str) -> bool:
+    """Is everything beyond ASCII Big5 quotation marks and dashes read as Latin-1, one mark at least beyond doubt?
+
+    ftfy does not know Big5. Typed in Taiwan, English text holds these marks and nothing else: America¡¦s, ¡§war¡¨.
+    """
+    rest = _BIG5_MARK.sub("", line)
+    return rest.isascii() and any(mark in line for mark in ("¡¥", "¡¦", "¡§", "¡¨"))
 
 
 def _only_quotes(line: str) -> bool:

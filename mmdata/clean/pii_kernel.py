@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from mmdata.clean import columns as c
 from mmdata.clean.hashing_kernel import WORD_BYTES
-from mmdata.kernels import kernel
+from mmdata.clean.loads_kernel import pointer
+from mmdata.clean.tables import DIGIT, LATIN
+from mmdata.kernels import inlined, kernel
 
 (
     URL_CREDENTIALS,
@@ -33,9 +36,9 @@ ALL_KINDS = (1 << 12) - 1
 
 
 @kernel
-def digits_at(data: Any, i: int, count: int) -> bool:
-    """Are the bytes i to i + count - 1 digits?"""
-    for j in range(i, i + count):  # noqa: SIM110 - a loop is what compiles
+def all_digits(data: Any, first: int, stop: int) -> bool:
+    """Are the bytes [first, stop) digits?"""
+    for j in range(first, stop):  # noqa: SIM110 - a loop is what compiles
         if WORD_BYTES[data[j]] != 8:
             return False
     return True
@@ -77,21 +80,22 @@ def telephone(data: Any, a: int, b: int) -> int:
     if 13 <= size <= 19:
         kinds = CARD
     elif size <= 4 and dash_at(data, a - 1) and dash_at(data, a - 6) and dash_at(data, a - 11):
-        kinds = CARD if digits_at(data, a - 5, 4) and digits_at(data, a - 10, 4) and digits_at(data, a - 15, 4) else 0
+        fours = all_digits(data, a - 5, a - 1) and all_digits(data, a - 10, a - 6)
+        kinds = CARD if fours and all_digits(data, a - 15, a - 11) else 0
     if (size == 11 or size == 13 or size == 15) and data[b - 11] == 0x31 and data[b - 10] >= 0x33:
         kinds |= MOBILE
     if 3 <= size <= 8:
-        if data[b - 3] == 0x31 and data[b - 2] >= 0x33 and dash_at(data, b) and digits_at(data, b + 1, 4):
-            kinds |= MOBILE if dash_at(data, b + 5) and digits_at(data, b + 6, 4) else 0
-        if data[b - 4] == 0x31 and data[b - 3] >= 0x33 and dash_at(data, b) and digits_at(data, b + 1, 3):
-            kinds |= MOBILE if dash_at(data, b + 4) and digits_at(data, b + 5, 4) else 0
+        if data[b - 3] == 0x31 and data[b - 2] >= 0x33 and dash_at(data, b) and all_digits(data, b + 1, b + 5):
+            kinds |= MOBILE if dash_at(data, b + 5) and all_digits(data, b + 6, b + 10) else 0
+        if data[b - 4] == 0x31 and data[b - 3] >= 0x33 and dash_at(data, b) and all_digits(data, b + 1, b + 4):
+            kinds |= MOBILE if dash_at(data, b + 4) and all_digits(data, b + 5, b + 9) else 0
         if data[b - 3] == 0x30 or data[b - 4] == 0x30:
             j = b + 3 if data[b] == 0xEF and data[b + 1] == 0xBC and data[b + 2] == 0x89 else b
             if j == b and (dash_at(data, b) or data[b] == 0x29):
                 j = b + 1
             if j > b:
                 j += data[j] == 0x20
-                kinds |= LANDLINE if 0x32 <= data[j] <= 0x38 and digits_at(data, j + 1, 6) else 0
+                kinds |= LANDLINE if 0x32 <= data[j] <= 0x38 and all_digits(data, j + 1, j + 7) else 0
     return kinds
 
 
@@ -210,12 +214,12 @@ def run_kinds(data: Any, a: int, b: int) -> int:
         kinds |= telephone(data, a, b)
         if data[b] == 0x2E and ipv4_at(data, a, b):
             kinds |= IPV4
-    if (size == 15 and digits == 15) or (size == 18 and digits_at(data, a, 17)):
+    if (size == 15 and digits == 15) or (size == 18 and all_digits(data, a, a + 17)):
         kinds |= IDENTITY
     if digits + capitals == size:
-        if size == 18 and digits_at(data, a + 2, 6):
+        if size == 18 and all_digits(data, a + 2, a + 8):
             kinds |= CREDIT_CODE
-        if (size == 8 or size == 9) and data[a] >= 0x41 and digits_at(data, b - 7, 7):
+        if (size == 8 or size == 9) and data[a] >= 0x41 and all_digits(data, b - 7, b):
             kinds |= PASSPORT
         if size <= 7 and plate_at(data, a, size):
             kinds |= PLATE
@@ -224,8 +228,8 @@ def run_kinds(data: Any, a: int, b: int) -> int:
     return kinds
 
 
-@kernel
-def word_kinds(data: Any, first: int, last: int) -> Any:
+@inlined
+def word_kinds(data: Any, first: Any, last: Any) -> Any:
     """(number of ASCII digits, kinds) of the word [first, last), which may hold letters beyond ASCII."""
     digits, kinds, a = 0, 0, first
     for j in range(first, last + 1):
@@ -236,3 +240,26 @@ def word_kinds(data: Any, first: int, last: int) -> Any:
             a = j + 1
         digits += shape == 8
     return digits, kinds
+
+
+@kernel
+def spot_batch(data: Any, spots: Any, stops: Any, ends: Any, out: Any) -> None:
+    """Digits and kinds of personal data at the words with a digit and the at signs that the scan noted.
+
+    The spots of document i end at ends[i, 1]; each is a word [spots[k], stops[k]), or an at sign where the two agree.
+    """
+    k, text = 0, pointer(data)
+    for i in range(ends.shape[0]):
+        digits, only, kinds = 0, 0, 0
+        while k < ends[i, 1]:
+            first, last = spots[k], stops[k]
+            if first == last:
+                kinds |= at_sign(text, first)
+            else:
+                here, found = word_kinds(text, first, last)
+                digits, kinds, only = digits + here, kinds | found, only + (here == last - first)
+            k += 1
+        out[i, c.PII] = kinds
+        out[i, c.DIGIT_WORDS] = only
+        out[i, DIGIT] += digits
+        out[i, LATIN] -= digits

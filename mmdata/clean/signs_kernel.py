@@ -11,26 +11,27 @@ from typing import Any
 import numpy as np
 
 from mmdata.clean import columns as c
-from mmdata.clean.hashing_kernel import PRIME, SEED, WORD_BYTES, seen_before
-from mmdata.clean.pii_kernel import at_sign, word_kinds
-from mmdata.clean.tables import DIGIT, TERMINAL
-from mmdata.kernels import kernel
+from mmdata.clean.hashing_kernel import FOLD, PRIME, SEED, STIR, WORD_BYTES, seen_before
+from mmdata.clean.loads_kernel import get, load8
+from mmdata.clean.tables import TERMINAL
+from mmdata.kernels import inlined, kernel
 
 SHORT_HAN = 12  # about as wide as 30 Latin letters, FineWeb's short line
 SHORT_OTHER = 30
+START_SIZES = (8, 6, 4, 3)  # bytes of a boilerplate line's beginning that are compared
 
 # Slots of the state array that the pass and these functions share.
 RUN_HEAD, PARAGRAPH, PARAGRAPH_CHARS, BLANKS, REPEATS, LAST_LINE, STATE = range(7)
 
 
 @kernel
-def markup_at(data: Any, i: int, stop: int) -> bool:
-    """Does a character reference or a tag begin at `&` or `<`, byte i?"""
-    follow = data[i + 1] if i + 1 < stop else 10
+def markup_at(data: Any, i: int) -> bool:
+    """Does a character reference or a tag begin at `&` or `<`, byte i? A line feed stands behind the text."""
+    follow = data[i + 1]
     if data[i] == 0x3C:
         return bool(WORD_BYTES[follow] & 6 or follow == 0x2F or follow == 0x21 or follow == 0x3F)
     j = i + 1
-    while j < min(stop, i + 34):
+    while j < i + 34:
         if data[j] == 0x3B:
             return j > i + 1
         if not (WORD_BYTES[data[j]] or data[j] == 0x23):
@@ -39,30 +40,25 @@ def markup_at(data: Any, i: int, stop: int) -> bool:
     return False
 
 
-@kernel
-def sign(data: Any, i: int, start: int, stop: int, row: Any) -> None:
-    """An ASCII character that is neither letter, digit, space, tab nor line feed."""
-    byte = data[i]
-    if byte == 0x26 or byte == 0x3C:
-        row[c.MARKUP] += markup_at(data, i, stop)
-    elif byte == 0x40:
-        row[c.PII] |= at_sign(data, i)
+@inlined
+def sign(data: Any, i: Any, start: Any, byte: Any, row: Any) -> None:
+    """An ASCII character that is neither letter, digit, white space nor @."""
+    if byte == 0x2E:
+        if get(data, i - 1) == 0x2E and i >= start + 2:
+            row[c.ELLIPSES] += data[i - 2] == 0x2E and (i < start + 3 or data[i - 3] != 0x2E)
+    elif byte == 0x26 or byte == 0x3C:
+        row[c.MARKUP] += markup_at(data, i)
     elif byte == 0x23:
         row[c.HASHES] += 1
     elif byte == 0x7B:
         row[c.CURLY] += 1
-    elif byte == 0x2E:
-        dots = i >= start + 2 and data[i - 1] == 0x2E and data[i - 2] == 0x2E
-        row[c.ELLIPSES] += dots and (i < start + 3 or data[i - 3] != 0x2E)
-    elif byte == 13:
-        row[c.RETURNS] += 1
     elif byte < 32 or byte == 127:
         row[c.C0] += 1
         row[c.ESCAPES] += byte == 0x1B
 
 
-@kernel
-def wide_sign(code: int, row: Any) -> None:
+@inlined
+def wide_sign(code: Any, row: Any) -> None:
     """A character beyond ASCII that is a space or a sign with a column of its own."""
     if code == 0x2026:
         row[c.ELLIPSES] += 1
@@ -84,16 +80,6 @@ def long_word(data: Any, first: int, last: int, size: int, row: Any) -> None:
         run = run + 1 if data[j] == data[j - 1] else 1
         if run > row[c.LONGEST_RUN]:
             row[c.LONGEST_RUN] = run
-
-
-@kernel
-def special_word(data: Any, first: Any, last: Any, size: Any, row: Any) -> None:
-    """A word with a digit, a letter beyond ASCII, or more than 20 characters: bytes [first, last), size characters."""
-    if size > 20:
-        long_word(data, first, last, size, row)
-    digits, kinds = word_kinds(data, first, last)
-    row[DIGIT] += digits
-    row[c.PII] |= kinds
 
 
 @kernel
@@ -133,17 +119,25 @@ def prose_run(data: Any, i: Any, head: Any, state: Any) -> bool:
     return bool(10 * letters > 7 * (letters + others))
 
 
-@kernel
-def line_start_hash(data: Any, head: int) -> Any:
-    """16 bits of a line's first 4 bytes (6 beyond ASCII) with letters folded; mmdata.clean.lines.line_starts agrees."""
-    value: Any = 0
-    for j in range(head, head + (6 if data[head] >= 0xE0 else 4)):
-        byte = np.int64(data[j])
-        value = value * 31 + (byte | 32 if 65 <= byte <= 90 else byte)
-    return (value ^ (value >> 16)) & 0xFFFF
+def start_key(beginning: bytes) -> tuple[int, int]:
+    """(slot, bit) of the table of line starts for a beginning of at least 3 bytes: by the longest size it fills."""
+    bit, size = next((bit, size) for bit, size in enumerate(START_SIZES) if len(beginning) >= size)
+    value = int.from_bytes(beginning[:size], "little") | int(FOLD) & (1 << 8 * size) - 1
+    return (value * int(STIR) & (1 << 64) - 1) >> 48, 1 << bit
 
 
-@kernel
+@inlined
+def begins_like_boilerplate(data: Any, head: Any, table: Any) -> Any:
+    """Does a beginning of the table hash like the line at byte head? Letters are folded, by setting one bit a byte."""
+    value, found = load8(data, head) | FOLD, 0
+    found |= table[(value * STIR) >> np.uint64(48)] & 1
+    found |= table[((value & np.uint64(0xFFFFFFFFFFFF)) * STIR) >> np.uint64(48)] & 2
+    found |= table[((value & np.uint64(0xFFFFFFFF)) * STIR) >> np.uint64(48)] & 4
+    found |= table[((value & np.uint64(0xFFFFFF)) * STIR) >> np.uint64(48)] & 8
+    return found != 0
+
+
+@inlined
 def line_end(data: Any, head: int, tail: int, table: Any, row: Any) -> None:
     """Count a bullet at byte head, and an ellipsis or a terminal mark whose first byte is data[tail]."""
     first: Any = np.int64(data[head])
@@ -161,21 +155,25 @@ def line_end(data: Any, head: int, tail: int, table: Any, row: Any) -> None:
 
 
 @kernel
-def close_line(data: Any, line: Any, lookup: Any, sets: Any, row: Any) -> None:
-    """End of a line: (hash, bytes of the first and last visible character, width, ...); sets as in scan."""
-    value, head, tail, width, han, letters, wide, i, end = line
-    stamp, mask, seen, state, _ = sets
-    row[c.TAILS] += data[i - 1] == 9 or (data[i - 1] == 32 and data[i - 2] == 32 and data[i - 3] == 32)
+def close_line(data: Any, line: Any, place: Any, lookup: Any, sets: Any, row: Any) -> None:
+    """End of a line; line: as in scan; place: (byte of the line feed, does the document end there).
+
+    sets: (the document's stamp, mask of its table, seen lines, state).
+    """
+    value, head, tail, width, _, wide, han, letters = line
+    i, end = place
+    stamp, mask, seen, state = sets
     if width == 0:
         state[BLANKS] += 1
     if width == 0 or end:
         row[c.BLANK_RUN] = max(row[c.BLANK_RUN], state[BLANKS])
     if width:
+        row[c.TAILS] += data[i - 1] == 9 or (data[i - 1] == 32 and data[i - 2] == 32 and data[i - 3] == 32)
         row[c.LINES] += 1
         row[c.LINE_CHARS] += width
         row[c.SHORT_LINES] += width <= (SHORT_HAN if han else SHORT_OTHER)
         row[c.WIDE_LINES] += wide != 0 and han == 0
-        if lookup[3][line_start_hash(data, head)]:
+        if begins_like_boilerplate(data, head, lookup[3]):
             row[c.BOILERPLATE_LAST] = row[c.LINES]
             if row[c.BOILERPLATE_FIRST] == 0:
                 row[c.BOILERPLATE_FIRST] = row[c.LINES]

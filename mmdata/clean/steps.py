@@ -35,7 +35,7 @@ class Batch:
 
     documents: list[Document]
     rows: Matrix
-    starts: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.uint8]
     bounds: tuple[float, float]
     chat: Mask
     languages: npt.NDArray[np.int8] | None = None
@@ -45,7 +45,7 @@ class Batch:
 
     @classmethod
     def of(
-        cls, documents: list[Document], starts: npt.NDArray[np.bool_], bounds: tuple[float, float] = EXACT
+        cls, documents: list[Document], starts: npt.NDArray[np.uint8], bounds: tuple[float, float] = EXACT
     ) -> Batch:
         """Documents that are measured when a step first asks for their rows."""
         chat = np.array([any(part.role != "text" for part in d.parts) for d in documents], np.bool_)
