@@ -10,6 +10,7 @@ Everything lies in one work folder; `close` deletes it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,9 +233,10 @@ class Barrier:
 
     def suspend(self) -> None:
         """Close the files and leave them, for a run that continues from its checkpoint."""
-        self.run.close()
-        self.spool.close()
-        self.origins.close()
+        for part in (self.run, self.spool, self.origins):
+            # On a full disk: what cannot be flushed is behind the last checkpoint.
+            with contextlib.suppress(OSError):
+                part.close()
 
 
 def _excerpt(text: str) -> str:

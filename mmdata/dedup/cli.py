@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -11,19 +10,11 @@ import click
 
 from mmdata.errors import UsageError
 from mmdata.run.cli import emit, notice, output_options, run_options
+from mmdata.run.sizes import parse_size
 
 PARSER = "mmdata.record_parser"
 """Key of the context's `meta`: a picklable function from a format's name to a record parser."""
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 OUTPUT = click.option("-o", "--output", required=True, metavar="OUT", help="Kept records: .jsonl, also .gz or .zst.")
-
-
-def parse_size(text: str) -> int:
-    """`512M`, `2GiB`, `1000000` in bytes (powers of 1024). Raises UsageError."""
-    found = SIZE.fullmatch(text.strip())
-    if not found:
-        raise UsageError(f"--memory {text!r}: a size such as 512M or 2G")
-    return int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " "))
 
 
 def reading_options(command: Any) -> Any:

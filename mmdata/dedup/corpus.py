@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.dedup.file_run import FileRun, KeepOrDrop
-from mmdata.dedup.files import FileOptions, FilePass, refuse_inputs, sibling, split_options, text_bytes_guess
+from mmdata.dedup.files import FileOptions, FilePass, plan_for, refuse_inputs, sibling, split_options
 from mmdata.dedup.index import Batch, DedupIndex
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
@@ -23,9 +23,6 @@ from mmdata.dedup.repeated import UnitReport, remove_repeated
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.session import Place, Session
 from mmdata.dedup.signer import Signer
-
-AVERAGE_RECORD = 2000
-"""Bytes a record, assumed by the plan for input it has not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +105,7 @@ class _Deduplication:
 
     def plan(self) -> Plan:
         """From the sizes of the inputs."""
-        size = text_bytes_guess(self._files.inputs)
-        return Plan(size // AVERAGE_RECORD + 1, size, self._params, self._run.memory)
+        return plan_for(self._files)
 
     def execute(self) -> DedupReport:
         """All outputs get their names together, after the index took the batch: nothing is half done."""

@@ -61,6 +61,10 @@ class Course(Protocol):
         """DROPPED, KEPT or SAMPLED for each document of a frame."""
         ...
 
+    def close(self) -> None:
+        """Close files; nothing is taken after this."""
+        ...
+
     def summary(self) -> dict[str, Any]:
         """What the command's report says besides, once all is decided; JSON."""
         ...
@@ -87,6 +91,9 @@ class KeepOrDrop:
     def fates(self, decision: FrameDecision) -> U8:
         """See Course."""
         return decision.kept.astype(np.uint8)
+
+    def close(self) -> None:
+        """Nothing."""
 
     def summary(self) -> dict[str, Any]:
         """Nothing."""
@@ -159,6 +166,7 @@ class FileRun:
             return self._decide(barrier)
         finally:
             barrier.suspend()
+            self._course.close()
 
     def _sign(self, barrier: Barrier, position: Position) -> None:
         def state(phase: str) -> dict[str, Any]:
@@ -166,7 +174,7 @@ class FileRun:
             return {"phase": phase, "position": position.to_json(), **held, **self._counted()}
 
         rejects = self._session.writers["rejects"]
-        with closing(self._files.signed(position)) as results:
+        with closing(self._files.signed(position)) as results, scratch_faults(self._folder):
             for result in results:
                 barrier.take(result.block)
                 self._course.take(result)

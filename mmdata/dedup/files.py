@@ -19,8 +19,9 @@ from mmdata.dedup.decide import DEFAULT_MEMORY
 from mmdata.dedup.keeper import KeeperPolicy
 from mmdata.dedup.origins import Origins
 from mmdata.dedup.params import DedupParams
+from mmdata.dedup.plan import Plan
 from mmdata.dedup.rewrite import record_lines
-from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
+from mmdata.dedup.signer import Signer, compile_kernels
 from mmdata.dedup.spool import SpoolReader
 from mmdata.document import Document, Reject
 from mmdata.errors import InputChangedError, UsageError
@@ -32,6 +33,8 @@ from mmdata.run.executor import make_executor
 ParserFactory = Callable[[], RecordParser]
 COMPRESSION = 4
 """How many times smaller compressed input is, assumed by plans."""
+AVERAGE_RECORD = 2000
+"""Bytes a record, assumed by the plan for input it has not read."""
 DROP_FIELDS = ("path", "line", "id", "stage", "reason", "value", "limit", "kept", "similarity")
 
 
@@ -133,8 +136,6 @@ class FilePass:
 
     def prepare_kernels(self) -> None:
         """Compile once here, so that workers load machine code; says so, and says when numba is missing."""
-        if not Signer(self.params).native:
-            self.options.notice(SLOW_NOTE)
         compile_kernels(self.params, self.options.notice)
 
     def signed(self, start: Position) -> Generator[SignedInput, None, None]:
@@ -243,6 +244,12 @@ def sibling(output: str, ending: str) -> str:
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".ndjson"):
         name = name.removesuffix(suffix)
     return os.path.join(folder, name + ending)
+
+
+def plan_for(files: FilePass) -> Plan:
+    """What the pass will need, guessed from the sizes of its inputs."""
+    size = text_bytes_guess(files.inputs)
+    return Plan(size // AVERAGE_RECORD + 1, size, files.params, files.options.memory)
 
 
 def text_bytes_guess(inputs: Sequence[InputFile]) -> int:

@@ -280,7 +280,8 @@ class IndexBatch:
     def abandon(self) -> None:
         """Leave the index as it was."""
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # a full disk: what cannot be flushed is deleted anyway
+                file.close()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._open = False
         self._lock.release()

@@ -94,10 +94,10 @@ class KeyLog:
     def _close_segment(self) -> None:
         """Segments become durable when they are full, so that a checkpoint has one file to look after."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with file:
+                file.flush()
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the segment in hand."""

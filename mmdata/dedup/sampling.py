@@ -7,6 +7,7 @@ records in other strata change it. Memory: n entries a stratum, one byte and tho
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from mmdata.dedup.barrier import Barrier, FrameDecision
 from mmdata.dedup.decide import Rule
 from mmdata.dedup.file_run import KEPT, SAMPLED, FileRun
-from mmdata.dedup.files import FileOptions, FilePass, SignedInput, refuse_inputs, sibling, split_options
+from mmdata.dedup.files import FileOptions, FilePass, SignedInput, plan_for, refuse_inputs, sibling, split_options
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.session import Place, Session
@@ -172,8 +173,7 @@ class SamplingCourse:
 
     def prepare(self, barrier: Barrier) -> None:
         """See Course."""
-        assert self._log is not None, "open it first"
-        self._log.close()
+        self.close()
         self._flags, self._shares = self.strata.sampled()
         barrier.run.rule = Rule(ranked=True, always_kept=self._flags)
         for low in range(0, len(self._flags), ORDER_CHUNK):
@@ -184,6 +184,13 @@ class SamplingCourse:
         first = decision.first_document
         drawn = self._flags[first : first + len(decision.kept)]
         return np.where(drawn, SAMPLED, np.where(decision.kept, KEPT, 0)).astype(np.uint8)
+
+    def close(self) -> None:
+        """See Course."""
+        if self._log is not None:
+            # On a full disk: what cannot be flushed is behind the last checkpoint.
+            with contextlib.suppress(OSError):
+                self._log.close()
 
     def summary(self) -> dict[str, Any]:
         """The strata as SampleReport has them."""
@@ -213,7 +220,9 @@ class _Sampling:
         files, strata, rest = self._files, self._strata, os.path.abspath(self._rest)
         chosen = {"by": files.by, "n": strata.wanted, "seed": strata.seed, "rest": rest}
         with Session(self._place, files.fingerprint("sample", chosen)) as session:
-            if session.state is not None:
+            if session.state is None:
+                plan_for(files).check(session.scratch)
+            else:
                 files.options.notice(f"going on with the unfinished run in {self._place.work}")
             files.prepare_kernels()
             course = SamplingCourse(self._strata, files.by)

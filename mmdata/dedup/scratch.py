@@ -23,7 +23,7 @@ def scratch_faults(folder: str | os.PathLike[str], what: str = "scratch files") 
     except OSError as fault:
         if fault.errno in _FULL:
             raise DiskFullError(
-                f"{os.fspath(folder)}: the disk is full while {what} are written; free space and run the command again"
+                f"{os.fspath(folder)}: the disk is full, {what} cannot be written; free space and run the command again"
             ) from fault
         if fault.errno in _FORBIDDEN:
             raise OutputError(

@@ -276,9 +276,12 @@ def _blocks(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 def compile_kernels(params: DedupParams, announce: Callable[[str], None] | None = None) -> float:
     """Compile (or load from the cache) every kernel in this process, before workers start; returns seconds taken.
 
-    announce is told in words when compiling may take a while; workers then load the cached machine code.
+    announce is told in words that compiling may take a while, or that numba is missing; workers then load the cached
+    machine code.
     """
     if find_spec("numba") is None:
+        if announce is not None:
+            announce(SLOW_NOTE)
         return 0.0
     begun = time.monotonic()
     if announce is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,13 +15,17 @@ from typing import Any
 import pytest
 
 import mmdata.dedup
-from mmdata.dedup import DedupIndex, DedupParams
+from mmdata.dedup import DedupIndex, DedupParams, DedupRun
 from mmdata.dedup.file_run import FileRun
 from mmdata.dedup.files import FilePass
+from mmdata.dedup.index import IndexBatch
+from mmdata.dedup.key_log import KeyLog
+from mmdata.dedup.sampling import SamplingCourse
 from mmdata.errors import (
     DedupFieldError,
     DedupIndexChangedError,
     DedupStateError,
+    DiskFullError,
     LedgerMismatchError,
     OutputExistsError,
     WorkFolderBusyError,
@@ -220,6 +225,29 @@ def test_a_fault_of_the_records_leaves_nothing_behind_even_after_commits(tmp_pat
     with pytest.raises(DedupFieldError, match="41"):
         mmdata.dedup(path, tmp_path / "o.jsonl", keep="newest:day", **OFTEN)
     assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("place", ["sign", "log", "decide", "index"])
+def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
+    place: str, inputs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = commands(inputs)["sample" if place == "log" else "dedup"]
+    command(tmp_path / "whole")
+    targets: dict[str, tuple[Any, str]] = {
+        "sign": (KeyLog, "append"), "log": (SamplingCourse, "take"), "decide": (DedupRun, "_sorted_keys"),
+        "index": (IndexBatch, "add"),
+    }  # fmt: skip
+    folder = tmp_path / "full"
+    with monkeypatch.context() as patch:
+        patch.setattr(*targets[place], full)
+        with pytest.raises(DiskFullError, match="the disk is full"):
+            command(folder)
+    assert not list(folder.glob("*_report.json"))
+    command(folder)
+    assert files(folder) == files(tmp_path / "whole")
 
 
 def test_two_runs_on_one_output_or_one_index_at_once_are_told_apart(
