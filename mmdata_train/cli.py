@@ -15,6 +15,7 @@ from mmdata_train.config import load_config
 from mmdata_train.console import start_logging
 from mmdata_train.data.cli import data_command
 from mmdata_train.errors import exit_code_of
+from mmdata_train.evaluate.cli import evaluate_command
 from mmdata_train.export.cli import export_command
 from mmdata_train.generation.cli import generate_command
 
@@ -81,7 +82,8 @@ def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, allow_ran
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
 @click.option("--world-size", type=int, help="Ranks of the run (default: those it would start on this machine).")
 @click.option("--no-parity", is_flag=True, help="Leave out the comparison of the layout with one process.")
-def check(config: str, overrides: tuple[str, ...], world_size: int | None, no_parity: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout when all is well.")
+def check(config: str, overrides: tuple[str, ...], world_size: int | None, no_parity: bool, as_json: bool) -> None:
     """Look at sizes, shards, tokenizer, first batch, disk and layout of a run without starting it.
 
     The layout is compared with one process on ranks of this machine, by a small model like the run's: 10 to 60 seconds
@@ -95,7 +97,10 @@ def check(config: str, overrides: tuple[str, ...], world_size: int | None, no_pa
     from mmdata_train.ranks import ranks_here
 
     settings = load_config(config, [*overrides, *([NO_PARITY] if no_parity else [])])
-    for line in check_lines(settings, world_size or ranks_here(settings)):
+    lines = check_lines(settings, world_size or ranks_here(settings))
+    if as_json:
+        return click.echo(json.dumps({"report": list(lines)}, ensure_ascii=False))
+    for line in lines:
         click.echo(line)
 
 
@@ -114,7 +119,8 @@ def check(config: str, overrides: tuple[str, ...], world_size: int | None, no_pa
 @click.option("--requeue/--no-requeue", default=True, show_default=True, help="Queue again after saving at the limit.")
 @click.option("--setup", multiple=True, metavar="LINE", help="Shell line before training, such as 'module load cuda'.")
 @click.option("--sbatch", "options", multiple=True, metavar="OPTION", help="A further option, such as --qos=high.")
-def slurm(config: str, overrides: tuple[str, ...], **job: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help='Print {"script": ...} as JSON.')
+def slurm(config: str, overrides: tuple[str, ...], as_json: bool, **job: Any) -> None:
     """Print the sbatch script that trains as CONFIG says on several machines.
 
     Before the limit it saves and queues itself again; the same command goes on from there.
@@ -129,9 +135,11 @@ def slurm(config: str, overrides: tuple[str, ...], **job: Any) -> None:
 
     settings, wanted = load_config(config, overrides), SlurmJob(**job)
     check_run(model_config(settings), settings.parallel, settings.train, settings.data.seq_length, wanted.world_size)
-    click.echo(slurm_script(config, settings, overrides, wanted), nl=False)
+    script = slurm_script(config, settings, overrides, wanted)
+    click.echo(json.dumps({"script": script}) if as_json else script, nl=as_json)
 
 
 main.add_command(data_command)
 main.add_command(export_command)
+main.add_command(evaluate_command)
 main.add_command(generate_command)

@@ -30,13 +30,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class LoadedModel:
     """A decoder ready to run, with its tokenizer and facts.
 
-    source: where it came from. chat_template: `auto`, a built-in's name or a file.
+    source: where it came from. chat_template: `auto`, a built-in's name or a file; None takes what training rendered
+    with, else `auto`.
     """
 
     decoder: Decoder
     source: ModelSource
     device: torch.device
-    chat_template: str = "auto"
+    chat_template: str | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -102,15 +103,14 @@ def open_model(
     torch.set_float32_matmul_precision("highest")
     with torch.device("meta"):
         decoder = Decoder(source.config)
-    # Read in float32, so that an adapter is added before anything is rounded.
-    decoder = decoder.to_empty(device="cpu" if source.adapted else device)
+    decoder = decoder.to_empty(device=device)
     decoder.tie()
     fill_from(source, decoder)
     decoder = decoder.to(device=device, dtype=DTYPES[pick_precision(device, precision)])
     decoder.tie()
     decoder.train(False)
     decoder.requires_grad_(False)
-    return LoadedModel(decoder, source, device, chat_template or source.chat_template or "auto")
+    return LoadedModel(decoder, source, device, chat_template)
 
 
 def facts_line(model: LoadedModel) -> Mapping[str, Any]:

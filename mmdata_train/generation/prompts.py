@@ -6,8 +6,10 @@ where the answer begins: the model sees what it saw in training. Control tokens 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from mmdata.chat.render import ChatOptions, ChatRenderer
@@ -43,6 +45,22 @@ def text_prompt(model: LoadedModel, text: str, begin: Begin = "auto") -> Prompt:
     return Prompt((*model.begin, *ids))
 
 
+def _renderer(model: LoadedModel, options: ChatOptions) -> ChatRenderer:
+    trained = model.source.templates
+    if model.chat_template is not None or not trained:
+        return ChatRenderer(model.tokenizer, replace(options, template=model.chat_template or "auto"))
+    if len(trained) > 1:
+        raise GenerationError(
+            f"{model.source.path} was trained with {len(trained)} chat templates; name the one to use with"
+            " --chat-template"
+        )
+    # Templates are read from files; this one is known by its text.
+    with tempfile.TemporaryDirectory(prefix="template-") as folder:
+        file = Path(folder) / "template-of-training.jinja"
+        file.write_text(trained[0], encoding="utf-8")
+        return ChatRenderer(model.tokenizer, replace(options, template=str(file)))
+
+
 class ChatPrompter:
     """Renders conversations of one model. thinking: False gives reasoning models an empty thinking block.
 
@@ -52,8 +70,7 @@ class ChatPrompter:
     def __init__(self, model: LoadedModel, *, thinking: bool = True) -> None:
         self._model = model
         # A thinking block that counts belongs to the answer, so the prompt ends before it.
-        options = ChatOptions(template=model.chat_template, train_on="last", count_empty_thinking=thinking)
-        self._renderer = ChatRenderer(model.tokenizer, options)
+        self._renderer = _renderer(model, ChatOptions(train_on="last", count_empty_thinking=thinking))
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: list[Any] | None = None) -> Prompt:
         """What stands before the assistant's next message. Raises GenerationError, ChatRecordError."""

@@ -1,11 +1,12 @@
 """What a path to a model means, and what stands beside its weights. Reads small files only.
 
-A Hugging Face folder has config.json; a PEFT folder adapter_config.json; a run of this engine config.yaml and
-checkpoints/, of which the path may name the run, checkpoints/ or one step.
+A Hugging Face folder has config.json; a PEFT folder adapter_config.json; a run of this engine checkpoints/, of which
+the path may name the run, checkpoints/ or one step. A checkpoint says itself what it was trained from.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mmdata_train.checkpoint import STATE, latest_checkpoint
-from mmdata_train.config import TrainConfig, load_config
 from mmdata_train.errors import GenerationError
+from mmdata_train.export.origin import read_origin
 from mmdata_train.hf_config import config_from_folder
 from mmdata_train.hf_files import read_json
+from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
-from mmdata_train.session import model_config
 
-RUN_CONFIG = "config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
 _PROBE = "a"
 
@@ -29,25 +29,20 @@ _PROBE = "a"
 class ModelSource:
     """Where a model's parts are.
 
-    path: as given. folder: the Hugging Face folder of the base, None for a shape with random weights. checkpoint and
-    run: a checkpoint of this engine and its configuration. adapter: a PEFT folder. tokenizer: what load_tokenizer
-    takes. facts: config.json and generation_config.json of the folder, the latter in front.
+    path: as given. folder: the Hugging Face folder of the base, None for a shape with random weights. checkpoint: one
+    of this engine; lora: the adapters it holds. adapter: a PEFT folder. tokenizer: what load_tokenizer takes. facts:
+    config.json and generation_config.json, the latter in front. templates: chat templates training rendered with.
     """
 
     path: Path
     config: ModelConfig
     folder: Path | None = None
     checkpoint: Path | None = None
-    run: TrainConfig | None = None
+    lora: LoraConfig | None = None
     adapter: Path | None = None
     tokenizer: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    chat_template: str | None = None
-
-    @property
-    def adapted(self) -> bool:
-        """Whether an adapter is to be added to the base."""
-        return self.adapter is not None or (self.run is not None and bool(self.run.lora_rank))
+    templates: tuple[str, ...] = ()
 
 
 def find_source(path: str | Path, adapter: str | Path | None = None) -> ModelSource:
@@ -67,8 +62,8 @@ def find_source(path: str | Path, adapter: str | Path | None = None) -> ModelSou
     found = _find_checkpoint(path)
     if found is None:
         raise GenerationError(
-            f"{path} is no model: looked for config.json (Hugging Face), {ADAPTER_CONFIG} (PEFT), and {RUN_CONFIG} with"
-            " checkpoints/ (a run of this engine)"
+            f"{path} is no model: looked for config.json (Hugging Face), {ADAPTER_CONFIG} (PEFT), and checkpoints/ or"
+            f" {STATE} (a run of this engine, or one checkpoint)"
         )
     return _of_checkpoint(path, found, on_top)
 
@@ -102,27 +97,37 @@ def _find_checkpoint(path: Path) -> Path | None:
 
 
 def _of_checkpoint(path: Path, checkpoint: Path, adapter: Path | None) -> ModelSource:
-    run_folder = checkpoint.parent.parent
-    if not (run_folder / RUN_CONFIG).is_file():
+    origin = read_origin(checkpoint)
+    if origin.lora is not None and adapter is not None:
+        raise GenerationError(f"{path} holds adapters itself; an adapter on top of them has no meaning here")
+    if origin.lora is not None and (origin.other_base is not None or origin.source is None or origin.added_tokens):
+        base = "added tokens" if origin.added_tokens else origin.other_base or "a random model"
         raise GenerationError(
-            f"{checkpoint} has no {RUN_CONFIG} two folders up, which says what model it is of; keep checkpoints inside"
-            " their run's folder"
+            f"{checkpoint} holds adapters with {base} beside them; `mmdata-train export {path} --to merged` makes a"
+            " folder of the whole that can be opened"
         )
-    run = load_config(run_folder / RUN_CONFIG)
-    folder = Path(run.model) if isinstance(run.model, str) else None
-    tokenizer = run.tokenizer or (str(folder) if folder else "")
-    template = run.data.convert.get("chat_template")
     return ModelSource(
-        path=path, config=model_config(run), folder=folder, checkpoint=checkpoint, run=run, adapter=adapter,
-        tokenizer=tokenizer, facts=_facts(folder) if folder else {}, chat_template=str(template) if template else None,
-    )  # fmt: skip
+        path=path,
+        config=dataclasses.replace(origin.model, dropout=0.0, attention_dropout=0.0),
+        folder=None if origin.source is None else Path(origin.source),
+        checkpoint=checkpoint,
+        lora=origin.lora,
+        adapter=adapter,
+        tokenizer=origin.tokenizer or origin.source or "",
+        facts=_present({**(origin.config or {}), **(origin.generation_config or {})}),
+        templates=origin.chat_templates,
+    )
+
+
+def _present(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            facts.update({key: value for key, value in read_json(folder / name).items() if value is not None})
+            facts.update(_present(read_json(folder / name)))
     return facts
 
 

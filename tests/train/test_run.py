@@ -196,6 +196,21 @@ def test_check_shows_sizes_data_first_batch_and_disk(shards: Path, tmp_path: Pat
         list(check_lines(config_of(shards, tmp_path / "out", **huge), 2))
 
 
+def test_check_and_slurm_answer_in_json(shards: Path, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from mmdata_train.cli import main
+
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_yaml(config_of(shards, tmp_path / "out")), encoding="utf-8")
+    report = json.loads(CliRunner().invoke(main, ["check", str(file), "--json"]).stdout)["report"]
+    assert report[0].startswith("sizes: ") and report[-1].startswith("parity: ")
+    found = CliRunner().invoke(main, ["slurm", str(file), "--gpus-per-node", "2", "--json"])
+    assert "--nproc-per-node 2" in json.loads(found.stdout)["script"]
+    wrong = CliRunner().invoke(main, ["slurm", str(file), "--gpus-per-node", "3"])
+    assert wrong.exit_code == 2 and "global_batch_size 8 is not a multiple" in wrong.stderr
+
+
 def small_run(tmp_path: Path, shards: Path, **changes: Any) -> None:
     """run.yaml of two ranks without evaluation."""
     changes = {"train.eval_every": None, "parallel.pipeline": 2, "parallel.data": 1} | changes
@@ -218,6 +233,8 @@ def test_failing_rank_is_named_without_the_launchers_traceback(shards: Path, tmp
     assert "gradients were not finite 2 steps in a row" in done.stderr
     assert done.stderr.rstrip("\n").split("\n")[-1].startswith("error: rank ")
     assert "Traceback" not in done.stderr and "ChildFailedError" not in done.stderr
+    events = [record["text"] for record in log_of(tmp_path / "out") if record["kind"] == "event"]
+    assert any("stands out; documents: " in text and "_text_document document " in text for text in events)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals to groups of processes")

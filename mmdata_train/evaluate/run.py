@@ -1,0 +1,258 @@
+"""One evaluation from its suite to its folder: contamination first, then each model on each set, then the page.
+
+Called alike on every rank; rank 0 writes. Needs torch only where a model is opened.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import mmdata
+from mmdata.errors import MMDataError, OutputExistsError
+from mmdata.indexed.reader import IndexedDataset
+from mmdata.samples.entries import resolve
+from mmdata_train.config import load_config
+from mmdata_train.data.prepare import raw_inputs
+from mmdata_train.errors import ConfigError, EvaluationError
+from mmdata_train.evaluate.contamination import EvaluatedText, OverlapReport, decoded, find_overlap, refuse
+from mmdata_train.evaluate.given import answer_records, match_answers, read_set, score_set, write_items
+from mmdata_train.evaluate.page import render_page
+from mmdata_train.evaluate.questions import read_questions
+from mmdata_train.evaluate.results import Evaluation, write_results
+from mmdata_train.evaluate.suite import ModelEntry, SetEntry, Suite
+from mmdata_train.generation.items import read_records
+
+logger = logging.getLogger("mmdata_train")
+
+_LIBRARIES = ("mmdata", "torch", "sacrebleu", "rouge-score")
+
+
+def evaluate(suite: Suite) -> Evaluation:
+    """Run a suite and write its results to `suite.output`. A collective over the suite's ranks.
+
+    Raises ContaminationError, EvaluationError, ConfigError, OutputExistsError, and what opening models raises.
+    """
+    _check_output(suite)
+    found = Evaluation(
+        models={name: _model_facts(entry) for name, entry in suite.models.items()},
+        sets={name: {"kind": e.kind, "path": e.path, "group": e.group} for name, e in suite.sets.items()},
+        run={"libraries": ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES), "seed": suite.seed},
+    )
+    if not suite.needs_models:
+        _check_contamination(suite, found)
+        _score_given(suite, found)
+        _publish(suite, found)
+        return found
+    import torch.distributed as dist
+
+    from mmdata_train.evaluate.opened import join_ranks, rank_and_ranks
+
+    started = join_ranks(suite.parallel)
+    try:
+        first = rank_and_ranks()[0] == 0
+        _on_first_rank(lambda: _check_contamination(suite, found), first)
+        if first:
+            _score_given(suite, found)
+        for name, entry in suite.models.items():
+            if entry.model is not None:
+                _run_model(suite, name, entry, found, first)
+        _on_first_rank(lambda: _publish(suite, found), first)
+    finally:
+        if started:
+            dist.destroy_process_group()
+    return found
+
+
+def _on_first_rank(work: Any, first: bool) -> None:
+    """Work that only rank 0 does; what it raises is raised on all."""
+    from mmdata_train.evaluate.opened import rank_and_ranks
+
+    problem: list[MMDataError | None] = [None]
+    if first:
+        try:
+            work()
+        except MMDataError as error:
+            problem = [error]
+    if rank_and_ranks()[1] > 1:
+        import torch.distributed as dist
+
+        dist.broadcast_object_list(problem)
+    if problem[0] is not None:
+        raise problem[0]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _model_facts(entry: ModelEntry) -> dict[str, Any]:
+    return {key: value for key, value in asdict(entry).items() if value}
+
+
+def _check_output(suite: Suite) -> None:
+    if (suite.output / "results.json").exists() and not suite.overwrite:
+        raise OutputExistsError(f"{suite.output / 'results.json'} exists; choose another folder or give --overwrite")
+
+
+def _score_given(suite: Suite, found: Evaluation) -> None:
+    """Answers made elsewhere."""
+    for model, entry in suite.models.items():
+        for name, path in entry.answers.items():
+            chosen = suite.sets[name]
+            items = read_set(chosen, asked=False)
+            answers = match_answers(items, path, chosen)
+            found.results.setdefault(name, {})[model] = score_set(items, answers, chosen)
+            write_items(
+                suite.output / f"{name}.{model}.jsonl",
+                answer_records(items, answers, chosen),
+                overwrite=suite.overwrite,
+            )
+
+
+def _run_model(suite: Suite, name: str, entry: ModelEntry, found: Evaluation, first: bool) -> None:
+    from mmdata_train.evaluate import tasks
+    from mmdata_train.evaluate.opened import open_entry
+    from mmdata_train.generation.model import facts_line
+
+    longest = max(chosen.seq_length for chosen in suite.sets.values())
+    opened = open_entry(entry, suite.parallel, longest, suite.batch_rows)
+    found.models[name].update(facts_line(opened.model), tokenizer=opened.tokenizer.fingerprint)
+    for set_name, chosen in suite.sets.items():
+        if chosen.kind == "perplexity":
+            outcome = tasks.run_perplexity(opened, chosen)
+        elif chosen.kind == "choices":
+            outcome = tasks.run_choices(opened, entry, chosen)
+        else:
+            outcome = tasks.run_answers(opened, entry, chosen, suite.seed, suite.batch_rows)
+        if first:
+            found.results.setdefault(set_name, {})[name] = outcome.result
+            path = suite.output / f"{set_name}.{name}.jsonl"
+            write_items(path, outcome.records, overwrite=suite.overwrite)
+            logger.info("%s: %s %s %.4f", name, set_name, outcome.result.main.name, outcome.result.main.value)
+    del opened
+    gc.collect()
+
+
+def _publish(suite: Suite, found: Evaluation) -> None:
+    # In the suite's order, whichever way results came.
+    order = {name: found.results[name] for name in suite.sets if name in found.results}
+    found.results = {name: {m: by[m] for m in suite.models if m in by} for name, by in order.items()}
+    write_results(found, suite.output, render_page(found))
+
+
+def _check_contamination(suite: Suite, found: Evaluation) -> None:
+    """Fill in the overlap with known training data; refuse where it is too large and not allowed."""
+    sources = list(_training_sources(suite, found))
+    texts = [text for entry in suite.sets.values() for text in _evaluated(entry)]
+    if not sources:
+        found.notes.append("contamination was not checked: no training data is known; name it under `training`")
+        return
+    if not texts:
+        found.notes.append("contamination was not checked: perplexity of shards has no items")
+        return
+    report: OverlapReport = find_overlap(texts, _texts_of(sources, suite), suite.overlap)
+    found.contamination = asdict(report)
+    if not suite.allow_contamination:
+        refuse(report)
+    elif report.contaminated:
+        found.notes.append(f"{len(report.contaminated)} contaminated items were allowed (--allow-contamination)")
+
+
+def _evaluated(entry: SetEntry) -> Iterator[EvaluatedText]:
+    """The texts of a set's items, as far as it has items."""
+    if entry.kind == "choices":
+        for question in read_questions(entry.path)[: entry.limit]:
+            yield EvaluatedText(question.path, question.line, (question.question, *question.options))
+    elif entry.kind == "answers":
+        for item in read_set(entry, asked=False):
+            asked = [str(message["content"]) for message in item.messages if message["role"] != "system"]
+            yield EvaluatedText(item.path, item.line, (*asked, *item.references))
+    else:
+        for file in raw_inputs(entry.path):
+            for line, record in read_records(file):
+                if isinstance(record.get("text"), str):
+                    yield EvaluatedText(file, line, (record["text"],))
+
+
+def _training_sources(suite: Suite, found: Evaluation) -> Iterator[str]:
+    """Shard prefixes and raw files: as named, and those of runs of this engine."""
+    named = list(suite.training)
+    for name, entry in suite.models.items():
+        for path in () if entry.model is None else _data_of_run(Path(entry.model)):
+            if raw_inputs(path) or _shards(path):
+                named.append(path)
+            else:
+                found.notes.append(f"{name} was trained on {path}, which is not here; it was not checked for overlap")
+    for path in dict.fromkeys(named):
+        yield from raw_inputs(path) or resolve(path).shards
+
+
+def _shards(path: str) -> tuple[str, ...]:
+    try:
+        return resolve(path).shards
+    except MMDataError:
+        return ()
+
+
+def _data_of_run(path: Path) -> list[str]:
+    """The training entries of the run a path stands in, empty for folders that are no run."""
+    for folder in (path, *path.absolute().parents[:2]):
+        if (folder / "config.yaml").is_file():
+            return [name for name, _ in load_config(folder / "config.yaml").data.entries]
+    return []
+
+
+def _texts_of(sources: Iterable[str], suite: Suite) -> Iterator[tuple[str, Iterable[str]]]:
+    tokenizers: dict[str, Any] = {}
+    for source in sources:
+        if raw_inputs(source):
+            yield source, (" \n".join(_strings(record)) for _, record in read_records(source))
+            continue
+        shard = IndexedDataset(source)
+        yield source, decoded(shard, _tokenizer_for(shard, suite, tokenizers))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text of a record."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
+
+
+def _tokenizer_for(shard: IndexedDataset, suite: Suite, loaded: dict[str, Any]) -> Any:
+    """The tokenizer of any model that made the shard. Raises EvaluationError when none did."""
+    manifest = shard.manifest
+    wanted = None if manifest is None else manifest.tokenizer_fingerprint
+    for place in _tokenizer_places(suite):
+        if place not in loaded:
+            loaded[place] = mmdata.load_tokenizer(place, engine="none")
+        if wanted is None or loaded[place].fingerprint == wanted:
+            return loaded[place]
+    raise EvaluationError(
+        f"{shard.prefix} was made with another tokenizer than any of the models', so its text cannot be looked at; give"
+        " `tokenizer` in a model entry, or --allow-contamination with no `training`"
+    )
+
+
+def _tokenizer_places(suite: Suite) -> Iterator[str]:
+    for entry in suite.models.values():
+        if entry.tokenizer is not None:
+            yield entry.tokenizer
+        elif entry.model is not None:
+            from mmdata_train.generation.sources import find_source
+
+            source = find_source(entry.model, entry.adapter)
+            if not source.tokenizer:
+                raise ConfigError(f"{entry.model} brings no tokenizer; give `tokenizer` in its entry")
+            yield source.tokenizer
