@@ -97,6 +97,7 @@ class DedupIndex:
         the folder holds something else.
         """
         self.folder, self.params, self.batch = Path(folder), params, batch
+        self._refuse_unwritable()
         manifest = _read_manifest(self.folder)
         if manifest is None:
             # A first run that was killed leaves its unfinished files.
@@ -108,7 +109,6 @@ class DedupIndex:
                 f"{self.folder}: made with other parameters ({_differences(manifest['params'], params.relevant())}); "
                 "use the index's parameters or another folder"
             )
-        self._refuse_unwritable()
         self.generation = int(manifest["generation"])
         try:
             self.stored = [StoredBatch(**facts) for facts in manifest["batches"]]
@@ -117,10 +117,12 @@ class DedupIndex:
         self.runs = [Run(self.folder, RunFacts(**facts)) for facts in manifest["runs"]]
 
     def _refuse_unwritable(self) -> None:
-        """Before hours of work, not after. Raises OutputError."""
+        """Before hours of work, not after. Raises OutputError and DedupIndexError."""
         place = self.folder
         while not place.exists():
             place = place.parent
+        if not place.is_dir():
+            raise DedupIndexError(f"{place}: a file, where the index needs a folder; choose another place")
         if not os.access(place, os.W_OK | os.X_OK):
             raise OutputError(f"{place}: not writable, so the index cannot be added to; change its permissions")
 

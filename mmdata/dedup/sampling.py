@@ -174,6 +174,8 @@ class SamplingCourse:
     def prepare(self, barrier: Barrier) -> None:
         """See Course."""
         self.close()
+        if self._by is not None and set(self.strata.documents) == {"None"}:
+            raise DedupParameterError(f"by {self._by!r}: no record has this field; leave by out for one stratum")
         self._flags, self._shares = self.strata.sampled()
         barrier.run.rule = Rule(ranked=True, always_kept=self._flags)
         for low in range(0, len(self._flags), ORDER_CHUNK):

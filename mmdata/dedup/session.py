@@ -73,8 +73,13 @@ class Session:
         place.check()
         for path in place.outputs.values():
             folder = os.path.dirname(path) or "."
-            with scratch_faults(folder, "outputs"):
-                os.makedirs(folder, exist_ok=True)
+            try:
+                with scratch_faults(folder, "outputs"):
+                    os.makedirs(folder, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as fault:
+                raise OutputError(
+                    f"{folder}: a file stands where {path} needs a folder; choose another name"
+                ) from fault
         self._ledger = _open_ledger(place, fingerprint)
         try:
             self._begin()

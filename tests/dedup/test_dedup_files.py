@@ -17,9 +17,11 @@ from mmdata.dedup.cli import decontaminate_command, dedup_command, sample_comman
 from mmdata.dedup.corpus import plan_dedup
 from mmdata.errors import (
     DedupFieldError,
+    DedupIndexError,
     DedupIndexMismatchError,
     DedupParameterError,
     DedupSpaceError,
+    OutputError,
     OutputExistsError,
     UsageError,
 )
@@ -181,6 +183,21 @@ def test_nothing_is_left_behind_after_a_failure(tmp_path: Path, corpus: list[Pat
     with pytest.raises(UsageError, match="is an input too"):
         mmdata.dedup(corpus, corpus[0], overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "u.jsonl"]
+
+
+def test_places_that_cannot_be_written_are_named_before_any_work(corpus: list[Path], tmp_path: Path) -> None:
+    taken = corpus[0]
+    with pytest.raises(OutputError, match=r"a\.jsonl: a file stands where"):
+        mmdata.dedup(corpus, taken / "o.jsonl")
+    with pytest.raises(DedupIndexError, match=r"a\.jsonl: a file, where the index needs a folder"):
+        mmdata.dedup(corpus, tmp_path / "o.jsonl", index=taken / "index")
+    with pytest.raises(DedupIndexError, match="not empty and no deduplication index"):
+        mmdata.dedup(corpus, tmp_path / "o.jsonl", index=tmp_path)
+    with pytest.raises(UsageError, match="written twice"):
+        mmdata.dedup.sample(corpus, tmp_path / "o.jsonl", tmp_path / "o.jsonl", n=3)
+    with pytest.raises(DedupParameterError, match="'sauce': no record has this field"):
+        mmdata.dedup.sample(corpus, tmp_path / "o.jsonl", tmp_path / "r.jsonl", n=3, by="sauce")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
 
 
 def test_a_plan_is_printed_and_checked_against_the_disk(
