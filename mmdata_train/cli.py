@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mmdata.errors import MMDataError
+from mmdata_train.compare.cli import compare_command
 from mmdata_train.config import load_config
 from mmdata_train.console import start_logging
 from mmdata_train.data.cli import data_command
@@ -141,5 +142,6 @@ def slurm(config: str, overrides: tuple[str, ...], as_json: bool, **job: Any) ->
 
 main.add_command(data_command)
 main.add_command(export_command)
+main.add_command(compare_command)
 main.add_command(evaluate_command)
 main.add_command(generate_command)

@@ -56,7 +56,7 @@ class Flags:
     def _sets(self) -> dict[str, Any]:
         sets: dict[str, Any] = {}
         common = {key: value for key, value in self.entry.items() if value not in (None, (), 0)}
-        shots = {key: common.pop(key) for key in ("shots", "shots_from") if key in common}
+        shots: dict[str, Any] = {key: common.pop(key) for key in ("shots", "shots_from") if key in common}
         for kind, paths in (("perplexity", self.perplexity), ("answers", self.questions), ("choices", self.choices)):
             for target in paths:
                 name, path = _named(target)

@@ -110,7 +110,7 @@ def run_answers(opened: OpenedModel, model: ModelEntry, entry: SetEntry, seed: i
     """Generate answers and score them; ranks share the items. A collective."""
     items = read_set(entry)
     chat = opened.has_template if entry.chat is None else entry.chat
-    prompts = _prompts(opened, model, entry, items, chat)
+    prompts = prompts_of(opened, model, entry, items, chat)
     rank, ranks = rank_and_ranks()
     stops = {stop for prompt in prompts for stop in prompt.stop_ids}
     options = GenerationOptions(
@@ -142,9 +142,10 @@ def _gather(own: dict[int, Any], ranks: int) -> dict[int, Any]:
     return {number: value for part in parts for number, value in part.items()}
 
 
-def _prompts(
+def prompts_of(
     opened: OpenedModel, model: ModelEntry, entry: SetEntry, items: Sequence[Item], chat: bool
 ) -> list[Prompt]:
+    """The prompt of each item: in the chat template, or as plain text; system message and examples before it."""
     shots = _shot_items(model, entry)
     if not chat:
         head = f"{model.system}\n\n" if model.system else ""

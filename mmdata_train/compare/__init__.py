@@ -1,0 +1,1 @@
+"""Blind comparison of two sets of answers: a page for raters, and the count of their votes."""
