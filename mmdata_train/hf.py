@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from mmdata_train.errors import ModelError
 from mmdata_train.hf_files import FLOATS, WeightFiles
 from mmdata_train.hf_names import Source, expected_shape, ignorable, sources
-from mmdata_train.lora.settings import is_adapter_weight
 from mmdata_train.loss import to_local
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
@@ -38,8 +37,6 @@ def load_weights(parts: Iterable[nn.Module], config: ModelConfig, folder: str | 
     wanted: dict[str, list[tuple[str, Tensor, Source]]] = {}
     weight: Tensor
     for name, weight in named_weights(parts):
-        if is_adapter_weight(name):
-            continue
         key = files.name_of(table[name].key)
         assert key is not None, "check_folder names missing tensors"
         wanted.setdefault(files.tensors[key].file, []).append((key, weight, table[name]))

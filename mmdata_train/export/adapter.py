@@ -58,7 +58,7 @@ def export_adapter(
             f"{held.checkpoint} does not say how its adapter is scaled; it was not written by this engine"
         )
     state = {name: held.read(name) for name in held.adapters}
-    source = AdapterSource(origin.lora, origin.model, origin.source, origin.added_tokens)
+    source = AdapterSource(origin.lora, origin.model, origin.source)
     if options.to == "merged":
         return _merge(peft_adapter(state, source), origin, options, result, held.checkpoint)
     if origin.other_base is not None:

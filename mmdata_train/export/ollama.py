@@ -89,11 +89,10 @@ def find_turn_texts(source: str, variables: Mapping[str, str]) -> TurnTexts:
         raise ExportError(f"--serve ollama: the chat template does not compile: {error}") from None
     rendered = {shape: _render(template, probe_messages(shape), variables) for shape in _PROBES}
     one, three, system = (_cut(rendered[shape], shape) for shape in ("u", "uau", "suau"))
-    if one is None or three is None:
-        raise ExportError(
-            "--serve ollama: the chat template does not write messages one after another as they are; write the"
-            " Modelfile by hand"
-        )
+    moved = None not in (one, three) and system is None and rendered["suau"] is not None
+    if one is None or three is None or moved:
+        what = "moves the system message" if moved else "does not write messages one after another as they are"
+        raise ExportError(f"--serve ollama: the chat template {what}; write the Modelfile by hand")
     texts = TurnTexts(
         first=three[0],
         before_system=None if system is None else system[0],

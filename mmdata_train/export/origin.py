@@ -28,9 +28,8 @@ RUN_CHECKPOINTS = "checkpoints"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
     """source: the Hugging Face folder training began from, None for a shape. config, generation_config: its files' JSON
-    at that time. tokenizer: path, or NAME:FILE. chat_templates: those of the shards, each once, in their order. lora,
-    added_tokens: the adapter trained, and the token ids whose rows were trained beside it. other_base: in words, the
-    adapter's base where it is not the source.
+    at that time. tokenizer: path, or NAME:FILE. chat_templates: those of the shards, each once, in their order. lora:
+    the adapter trained. other_base: in words, the adapter's base where it is not the source.
     """
 
     model: ModelConfig
@@ -42,8 +41,12 @@ class Origin:
     chat_templates: tuple[str, ...] = ()
     layout: str = ""
     lora: LoraConfig | None = None
-    added_tokens: tuple[int, ...] = ()
     other_base: str | None = None
+
+    @property
+    def added_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens whose rows were trained beside the adapter."""
+        return () if self.lora is None else self.lora.added_ids
 
     def to_state(self) -> dict[str, Any]:
         """As JSON values, for a checkpoint's state."""
