@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mmdata.errors import MMDataError, UsageError
 from mmdata.run.cli import emit, notice, output_options, run_options
@@ -64,6 +65,7 @@ def group(ctx: click.Context, debug: bool) -> None:
 
     Example: mmdata convert corpus/ -o out/corpus --tokenizer tokenizers/qwen3
     """
+    ctx.ensure_object(dict)["debug"] = debug
     # Stages do not know each other: who reads conversations is told to those that only compare or clean their texts.
     ctx.meta["mmdata.record_parser"] = record_parser
 
@@ -150,6 +152,9 @@ def convert(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any)
     """
     from mmdata.terminal import convert_at_terminal
 
+    source = click.get_current_context().get_parameter_source("pii_key")
+    if source is ParameterSource.ENVIRONMENT and options["pii"] != "hash" and not os.path.exists(options["recipe"]):
+        options["pii_key"] = None  # set for other runs; no built-in recipe hashes
     data, lines = convert_at_terminal(inputs, options, quiet, notice(quiet))
     emit(data, as_json, lines)
 
@@ -173,8 +178,9 @@ def tokenize(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any
 
 def main() -> None:
     """Run the command line: exit code 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    chosen = {"debug": False}
     try:
-        code = group.main(standalone_mode=False)
+        code = group.main(standalone_mode=False, obj=chosen)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
@@ -186,7 +192,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except MMDataError as error:
-        if "--debug" in sys.argv[1:]:
+        if chosen["debug"]:
             raise
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         click.echo(f"mmdata: {error}{notes}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from mmdata.convert import convert, plan
 from mmdata.errors import InputError, UsageError
 from mmdata.jsonl import find_inputs, total_bytes
 from mmdata.run.progress import make_progress
+from mmdata.run.sizes import parse_size
 
 _LISTS = {"json_keys", "map"}
 
@@ -35,14 +35,6 @@ def _value(name: str, value: Any) -> Any:
     if name in _LISTS and isinstance(value, str):
         return tuple(item for item in value.split(",") if item)
     return parse_size(value) if name == "memory" else value
-
-
-def parse_size(text: str) -> int:
-    """`512M`, `2GiB` or `1000000` in bytes; K, M, G and T are powers of 1024. Raises UsageError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise UsageError(f"--memory {text!r}: give bytes, or a number with K, M, G or T, such as 512M")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def _size(inputs: Sequence[str]) -> int | None:

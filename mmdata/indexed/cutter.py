@@ -7,6 +7,7 @@ document longer than a block is looked at as a whole. All parts appear, or none 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from mmdata.errors import OutputExistsError, SidecarMissingError
 from mmdata.indexed.checks import BLOCK_TOKENS, blocks, check_index_arrays, document_ends, origin_fault
-from mmdata.indexed.durable import remove
+from mmdata.indexed.durable import disk_faults, remove
 from mmdata.indexed.manifest import Manifest
 from mmdata.indexed.mapping import forget
 from mmdata.indexed.paths import SIDECARS, bin_path, idx_path, shard_files, sidecar_prefix
@@ -157,18 +158,44 @@ class ShardCutter:
         )
 
     def _publish(self, parts: Sequence[ShardSet], how: dict[str, Any]) -> list[SplitPart]:
-        """Publish all parts; when one fails, take the earlier ones back."""
+        """Publish all parts; when one fails, take the earlier ones back and put back what they replaced."""
         for part in parts:
             part.seal()
+        replaced = self._set_aside([part.prefix for part in parts])
         done: list[str] = []
         try:
             for part in parts:
+                if self._overwrite:  # half replaced counts too; else what is in the way of one is not ours
+                    done.append(part.prefix)
                 part.publish(self._manifest_of(how))
-                done.append(part.prefix)
+                if not self._overwrite:
+                    done.append(part.prefix)
         except BaseException:
             self._remove_shards(done)
+            # Index files last: while they are gone there is no shard, so a reader never meets a mixed one.
+            for path in sorted(replaced, key=lambda path: path.endswith(".idx")):
+                os.replace(replaced[path], path)
+                remove(replaced[path])  # a rename between two names of one file leaves both
             raise
+        for copy in replaced.values():
+            remove(copy)
         return [SplitPart(p.prefix, p.main.sequences, p.main.documents, p.main.tokens) for p in parts]
+
+    def _set_aside(self, names: Sequence[str]) -> dict[str, str]:
+        """Second names for the files of shards about to be replaced, by their first ones; no bytes are copied."""
+        found: dict[str, str] = {}
+        if self._overwrite:
+            try:
+                for path in (path for name in names for path in shard_files(name) if os.path.exists(path)):
+                    remove(path + ".replaced")
+                    found[path] = path + ".replaced"
+                    with disk_faults(path):
+                        _second_name(path, found[path])
+            except BaseException:
+                for copy in found.values():
+                    remove(copy)
+                raise
+        return found
 
     def _manifest_of(self, how: dict[str, Any]) -> Manifest | None:
         manifest = self.source.manifest
@@ -190,6 +217,14 @@ class ShardCutter:
         for name in names:
             for path in shard_files(name):
                 remove(path)
+
+
+def _second_name(path: str, copy: str) -> None:
+    """A hard link; a copy where the file system has none."""
+    try:
+        os.link(path, copy)
+    except OSError:
+        shutil.copyfile(path, copy)
 
 
 def _abort(parts: Iterable[ShardSet]) -> None:

@@ -40,6 +40,7 @@ from mmdata.pipeline.work import (
     in_input_order,
     with_text,
 )
+from mmdata.reading.excerpt import mask
 from mmdata.report.tally import Tally
 
 
@@ -136,6 +137,11 @@ def _identity(document: Document) -> tuple[str, int, int, str | None]:
     return document.path, document.input_number, document.line, document.id
 
 
+def _masked(own: str | None) -> str | None:
+    """A record's id as the index may keep it: records are told apart by path and line, so nothing depends on it."""
+    return None if own is None else mask(own)
+
+
 def _decision(task: FrameTask, first: int, count: int) -> FrameDecision:
     kept_of, similarity = np.full(count, -1, np.int64), np.zeros(count)
     names: list[str | None] = [None] * count
@@ -178,6 +184,7 @@ def _sign(
     source: Source, stages: Stages, setup: DedupSetup, barrier: Barrier, consumed: Consumed, tools: RunTools
 ) -> None:
     tools.progress.stage("cleaning and signing")
+    source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
     disk, clock = DiskBytes(source.inputs), CommitClock(tools)
     blocks = read_blocks(source.inputs, source.read, consumed.position)
     build = partial(build_signer, stages.preparation, setup.params)
@@ -253,7 +260,7 @@ def add_to_index(setup: DedupSetup) -> None:
             kept = [d for place, d in enumerate(reader.documents(task.number)) if place not in gone]
             texts = [document.text for document in kept]
             if texts:
-                identities = [Identity(document.path, document.line, document.id) for document in kept]
+                identities = [Identity(document.path, document.line, _masked(document.id)) for document in kept]
                 batch.add(identities, signer.sign(texts), signer.sets(texts))
         batch.commit()
 

@@ -48,6 +48,11 @@ class RejectPolicy:
         """Raise InputRejectedError or TooManyRejectsError when the policy is broken; first: the first reject."""
         if self.fail and first is not None:
             raise InputRejectedError(f"{describe_reject(first, inputs)}; --on-error skip would leave it out")
+        if self.fail and tally.rejected:  # by the run that this one goes on from
+            raise InputRejectedError(
+                f"{sum(tally.rejected.values()):,} records were rejected before this run was interrupted; start again "
+                "with --overwrite to see the first, or with --on-error skip to leave them out"
+            )
         share = self.limit is not None and self.limit.endswith("%")
         if self.limit is None or (share and not last):
             return  # a share is judged when all records are known
@@ -128,6 +133,7 @@ def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: Run
     Raises InputError and its kin, RunError, OutputError.
     """
     tools.progress.stage("encoding")
+    source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
     disk, clock = DiskBytes(source.inputs), CommitClock(tools)
     blocks = read_blocks(source.inputs, source.read, consumed.position)
     results = tools.executor.map(partial(build_encoder, stages), blocks, describe=describe_block)

@@ -13,6 +13,7 @@ from typing import Any
 from mmdata.document import Drop, Reject
 from mmdata.indexed.durable import disk_faults, sync_directory
 from mmdata.jsonl import JsonlWriter
+from mmdata.reading.excerpt import mask
 
 
 class RecordLogs:
@@ -74,9 +75,13 @@ class RecordLogs:
 
 
 def drop_record(drop: Drop) -> dict[str, Any]:
-    """The line of the dropped file; `text` only where there is one."""
+    """The line of the dropped file; `text` only where there is one. Id and text are masked as excerpts are."""
     record = asdict(drop)
     del record["input_number"]
-    if record["text"] is None:
+    if drop.id is not None:
+        record["id"] = mask(drop.id)
+    if drop.text is None:
         del record["text"]
+    else:
+        record["text"] = "\n".join(mask(line) for line in drop.text.split("\n"))
     return record

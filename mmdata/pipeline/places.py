@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from mmdata.errors import OutputError, OutputExistsError, UsageError
 from mmdata.indexed.durable import disk_faults, remove
 from mmdata.jsonl import InputFile
@@ -36,7 +38,7 @@ def outputs_of(prefix: str, keys: Sequence[str], *, others: bool = False) -> lis
     others: also what runs of longer prefixes left at names that a split or rolled run of this one would use, such as
     the shard of `PREFIX_train` made without a split.
     """
-    key = "|".join(re.escape(key) for key in keys)
+    key = "|".join(re.escape(key) for key in sorted({*keys, *_earlier_keys(prefix)}))
     name = re.escape(os.path.basename(prefix))
     pattern = re.compile(
         rf"{name}(_(?:train|valid|test))?(_\d{{5,}})?_(?:{key})_document(?:_origin|_loss_spans)?\.(?:bin|idx|json)"
@@ -49,6 +51,16 @@ def outputs_of(prefix: str, keys: Sequence[str], *, others: bool = False) -> lis
     found += [prefix + ending for ending in REPORT_ENDINGS if os.path.exists(prefix + ending)]
     # Index files first: while they are gone there is no shard, so a reader never meets a half-replaced one.
     return sorted(found, key=lambda path: (not path.endswith(".idx"), path))
+
+
+def _earlier_keys(prefix: str) -> set[str]:
+    """JSON keys of the shards that the report of an earlier run of this prefix lists."""
+    try:
+        with open(f"{prefix}_report.json", "rb") as file:
+            outputs = orjson.loads(file.read())["outputs"]
+        return {str(output["key"]) for output in outputs}
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not one of ours: nothing is known of that run
+        return set()
 
 
 def _is_of_longer_prefix(prefix: str, split: str, roll: str) -> bool:

@@ -41,6 +41,7 @@ def record_options(options: ConvertOptions) -> RecordOptions:
 def recipe_of(options: ConvertOptions) -> Recipe | None:
     """The cleaning recipe with the personal-data action of the options; None when nothing is to be cleaned."""
     if options.recipe == "none" and options.pii in (None, "off"):
+        _refuse_unused_key(options, None)
         return None
     from mmdata.clean.pipeline import with_pii
     from mmdata.clean.recipe import load_recipe
@@ -48,9 +49,17 @@ def recipe_of(options: ConvertOptions) -> Recipe | None:
     recipe = load_recipe(options.recipe)
     if options.pii is not None:
         recipe = with_pii(recipe, options.pii)
+    _refuse_unused_key(options, recipe)
     if options.pii_key is not None:
         recipe = recipe.replace_parameter("pii", key=options.pii_key)
     return recipe
+
+
+def _refuse_unused_key(options: ConvertOptions, recipe: Recipe | None) -> None:
+    steps = () if recipe is None else recipe.steps
+    hashes = any(step.name == "pii" and step.parameters.get("action") == "hash" for step in steps)
+    if options.pii_key is not None and not hashes:
+        raise UsageError("--pii-key is for hashed personal data and would do nothing here; add --pii hash, or leave it")
 
 
 def chat_options(options: ConvertOptions, records: RecordOptions, tokenizer: Tokenizer) -> ChatOptions | None:

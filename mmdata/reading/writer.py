@@ -21,6 +21,7 @@ import zstandard
 from isal import isal_zlib
 
 from mmdata.errors import DiskFullError, LedgerMismatchError, OutputError, OutputExistsError
+from mmdata.indexed.durable import sync_directory
 
 MEMBER_BYTES = 1 << 18
 _GZIP_LEVEL = 2
@@ -111,7 +112,7 @@ class JsonlWriter:
             self._stream.close()
             os.replace(self.temporary, self.path)
             self._closed = True
-            sync_folder(os.path.dirname(self.path))
+            sync_directory(self.path)
         except OSError as fault:
             raise self._named(fault) from fault
 
@@ -167,13 +168,3 @@ def encode_record(record: dict[str, Any]) -> bytes:
         return orjson.dumps(record)
     except TypeError:  # an integer beyond 64 bits, or nesting beyond orjson's 254 levels
         return json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
-
-
-def sync_folder(folder: str) -> None:
-    """Make renames in a folder durable where the system can (not on Windows)."""
-    if os.name == "posix":
-        handle = os.open(folder or ".", os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

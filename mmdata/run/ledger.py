@@ -29,6 +29,7 @@ from mmdata.errors import (
     OutputError,
     WorkFolderBusyError,
 )
+from mmdata.indexed.durable import sync_directory
 
 VERSION = 1
 _NAME = "ledger.jsonl"
@@ -65,7 +66,7 @@ class Ledger:
                 self._stream.seek(size)
                 if not size:
                     self._append({"ledger": VERSION, "fingerprint": self._fingerprint})
-                    _sync_folder(self.work_dir)
+                    sync_directory(str(self.path))
             except BaseException:
                 self._lock.release()
                 raise
@@ -200,7 +201,7 @@ class Ledger:
         self._append({"state": self._last})
         self._stream.close()
         os.replace(fresh, self.path)
-        _sync_folder(self.work_dir)
+        sync_directory(str(self.path))
         self._stream = open(self.path, "r+b", buffering=0)  # noqa: SIM115
         self._stream.seek(0, os.SEEK_END)
 
@@ -223,12 +224,3 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(item, f"{name}.{key}" if name else str(key))
     else:
         yield name, json.dumps(value, ensure_ascii=False)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -30,7 +30,7 @@ def digests(prefix: Path) -> dict[str, str]:
 
 def expected_documents(corpus: Path, folder: Path) -> list[list[int]]:
     reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    documents = []
+    documents: list[list[int]] = []
     for path in sorted(corpus.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").split("\n"):
             try:

@@ -14,7 +14,16 @@ from test_convert import PLAIN, digests
 
 import mmdata
 from mmdata.convert import plan
-from mmdata.errors import CheckpointError, LedgerMismatchError, OutputExistsError, UsageError
+from mmdata.errors import (
+    CheckpointError,
+    InputError,
+    InputRejectedError,
+    LedgerMismatchError,
+    OutputExistsError,
+    UsageError,
+)
+from mmdata.jsonl import find_inputs
+from mmdata.pipeline.warm import fitting_workers
 from mmdata.run.ledger import Ledger
 
 
@@ -142,3 +151,66 @@ def test_a_plan_makes_no_folder(corpus: Path, tokenizer_folder: Path, tmp_path: 
 def test_a_json_key_that_is_no_file_name_is_refused(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'a/b': a key becomes part of a file name"):
         mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **PLAIN, json_keys=("a/b",))
+
+
+def test_shards_of_other_keys_of_an_earlier_run_are_refused_or_removed(tokenizer_folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "one", "title": "two", "body": "three"}\n', encoding="utf-8")
+    prefix = tmp_path / "o" / "out"
+    mmdata.convert(source, prefix, tokenizer_folder, **PLAIN, json_keys=("title", "body"))
+    with pytest.raises(OutputExistsError, match=r"out_(title|body)_document"):
+        mmdata.convert(source, prefix, tokenizer_folder, **PLAIN)
+    mmdata.convert(source, prefix, tokenizer_folder, **PLAIN, overwrite=True)
+    shards = {path.name for path in prefix.parent.glob("out_*_document.*")}
+    assert shards == {f"out_text_document{ending}" for ending in (".bin", ".idx", ".json")}
+
+
+@pytest.mark.parametrize("options", [{}, {"pii": "replace"}, {"recipe": "auto"}])
+def test_a_key_that_hashes_nothing_is_refused(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="--pii-key is for hashed personal data"):
+        mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **{**PLAIN, **options}, pii_key="k")
+
+
+def test_ids_and_texts_in_the_dropped_file_are_masked(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"id": "bob@example.com", "text": "call 13800138000\nor write to ann@example.org"}) + "\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(2 * line.encode())))
+    mmdata.convert("-", tmp_path / "out", tokenizer_folder, **{**PLAIN, "dedup": "exact"})
+    with gzip.open(tmp_path / "out_dropped.jsonl.gz", "rt", encoding="utf-8") as file:
+        (drop,) = [json.loads(line) for line in file]
+    assert (drop["id"], drop["text"]) == ("<email>", "call <digits>\nor write to <email>")
+
+
+def test_rejects_before_an_interruption_count_for_a_run_that_is_to_fail_at_the_first(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, options = (corpus, tmp_path / "out", tokenizer_folder), {**PLAIN, "block_records": 50}
+    run_until(2, monkeypatch, *arguments, **options)
+    with pytest.raises(InputRejectedError, match="rejected before this run was interrupted"):
+        mmdata.convert(*arguments, **options, on_error="fail")
+
+
+def test_an_input_whose_hash_cannot_be_taken_is_named(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("mmdata.pipeline.account.digest_file", broken)
+    with pytest.raises(InputError, match=r"part-0\.jsonl cannot be read: Input/output error"):
+        mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **PLAIN)
+
+
+def test_a_small_input_takes_one_worker_where_nobody_named_a_number(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("conversion", "warm"):
+        monkeypatch.setattr(f"mmdata.pipeline.{module}.available_cores", lambda: 4)
+    report = mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **PLAIN, workers=None)
+    assert report.data["run"]["workers"] == 1
+    assert any(text.startswith("workers: 1") for text in report.data["run"]["notices"])
+    monkeypatch.setattr("mmdata.pipeline.warm.SMALL_INPUT", 0)
+    assert fitting_workers(find_inputs([corpus])) == 4

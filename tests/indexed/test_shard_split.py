@@ -260,3 +260,31 @@ def test_source_manifest_is_not_changed(tmp_path: Path) -> None:
     before = file(source, ".json").read_bytes()
     split_shard(source, tmp_path / "o", "1,1")
     assert file(source, ".json").read_bytes() == before and read_manifest(str(source)) is not None
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_overwrite_that_fails_leaves_the_old_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    from mmdata.indexed import publish
+
+    source = full_shard(tmp_path / "x_text_document", random_documents(30))
+    split_shard(source, tmp_path / "o", "8,1,1")
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("o_*")}
+    sync, calls = publish.sync_directory, []
+
+    def fails_half_way(path: str) -> None:
+        calls.append(path)
+        if len(calls) == 3 * failing - 1:  # of three calls a part, the one when only its index is missing
+            raise errors.DiskFullError("full")
+        sync(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "sync_directory", fails_half_way)
+        with pytest.raises(errors.DiskFullError):
+            split_shard(source, tmp_path / "o", "4,3,3", overwrite=True)
+    after = {path.name: path.read_bytes() for path in tmp_path.glob("o_*")}
+    assert sorted(after) == sorted(before)
+    assert after == before
+    split_shard(source, tmp_path / "o", "4,3,3", overwrite=True)
+    assert not list(tmp_path.glob("*.replaced"))

@@ -95,6 +95,9 @@ def test_damaged_records_are_judged_as_by_the_rules() -> None:
 def test_whole_records_are_read_exactly(value: Any, plain: bool) -> None:
     line = json.dumps({"text": value}, ensure_ascii=plain).encode("utf-8", "surrogatepass")
     check(line)
+    found = judged(line)
+    if found is not None:
+        assert found["text"] == value
 
 
 @pytest.mark.parametrize("depth", [1, 253, 254, 255, 511, 512, 513, 1000, 1023, 1024, 1025, 3000])
