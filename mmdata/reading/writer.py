@@ -94,7 +94,7 @@ class JsonlWriter:
             os.fsync(self._stream.fileno())
         except OSError as fault:
             raise self._named(fault) from fault
-        pending = base64.b64encode(zlib.compress(bytes(self._pending))).decode("ascii")
+        pending = base64.b64encode(zlib.compress(bytes(self._pending), 1)).decode("ascii")
         return {"bytes": self._written, "lines": self.lines, "pending": pending}
 
     def close(self) -> None:
