@@ -22,7 +22,6 @@ from mmdata_train.lora.peft import from_peft, read_adapter
 from mmdata_train.lora.settings import is_adapter_weight
 from mmdata_train.lora.start import shape_of
 from mmdata_train.model.decoder import Decoder, canonical_name
-from mmdata_train.slices import named_weights
 
 
 @torch.no_grad()
@@ -58,7 +57,7 @@ def _put_on(source: ModelSource, decoder: Decoder) -> None:
 def read_weights(source: ModelSource, decoder: Decoder, wants: Callable[[str], bool]) -> None:
     """Fill the wanted weights from a checkpoint, whatever the layout that wrote it."""
     assert source.checkpoint is not None
-    load_named({n: w for n, w in named_weights([decoder]) if wants(n)}, source, no_dist=True)
+    load_named({n: w for n, w in decoder.named_parameters() if wants(n)}, source, no_dist=True)
 
 
 def load_named(weights: Mapping[str, Tensor], source: ModelSource, *, no_dist: bool) -> None:
