@@ -12,8 +12,8 @@ are run once. A cell that is in the output file already is not run again, so an 
 --device cuda gives each rank a GPU and runs on NCCL; the default is gloo on the CPU, about an hour on two cores.
 --compiled adds, in the first precision named, the probes: refused cells that were found wrong somewhere, run to see
 whether they still are; and the offered cells with compiled layers. A probe's outcome is shown and never fails the run.
---lora adds the cells with adapters: the whole matrix with LoRA on every linear layer, and without recomputation DoRA,
-one adapted layer (stages that train nothing), and an adapter of the head.
+--lora also adds the cells with adapters: the whole matrix with LoRA on every linear layer, and without recomputation
+DoRA, one adapted layer (stages that train nothing), an adapter of the head, and rows of new tokens; only: just these.
 --budget ends the run after so many seconds, between two cells.
 """
 
@@ -115,6 +115,7 @@ def chosen_cells(options: argparse.Namespace) -> list[tuple[Cell, bool]]:
     plain = sorted(all_cells(options.max_ranks), key=lambda cell: (cell.world_size, cell.tensor, cell.pipeline))
     if options.lora:
         adapted = lora_cells(options.max_ranks)
+        plain = [] if options.lora == "only" else plain
         plain += sorted(adapted, key=lambda cell: (cell.world_size, cell.tensor, cell.pipeline))
     cells = [(cell, False) for cell in plain if representative(cell) == cell and cell.refusal() is None]
     made = [(dataclasses.replace(cell, precision=name), probe) for name in options.precision for cell, probe in cells]
@@ -229,7 +230,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=tuple(TOLERANCES), nargs="+", default=["fp32"])
     parser.add_argument("--compiled", action="store_true", help="compiled layers and probes too")
-    parser.add_argument("--lora", action="store_true", help="cells with adapters too")
+    parser.add_argument("--lora", choices=("also", "only"), help="cells with adapters")
     parser.add_argument("--out", type=Path, default=Path("out/parity.jsonl"))
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds a cell may take")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds after which no cell is started (0: none)")

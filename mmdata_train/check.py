@@ -18,6 +18,8 @@ from mmdata_train.course import course_lines
 from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines
 from mmdata_train.errors import ConfigError, DataError
 from mmdata_train.launch import DeviceType
+from mmdata_train.lora.layer import insert_adapters
+from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
 from mmdata_train.parity import STEPS
@@ -46,7 +48,7 @@ def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
     if silent:
         raise DataError(f"{silent[0]}: no token of it counts in the loss; look at its loss spans, or take it out")
     yield from batch_lines(run, 0, 1, open_tokenizer(config))
-    yield _disk(config, parameters_of(model), steps)
+    yield _disk(config, parameters_of(model, config.lora), steps)
     yield from _parity(config, world_size)
 
 
@@ -73,10 +75,13 @@ def _parity(config: TrainConfig, world_size: int) -> Iterator[str]:
         yield f"parity: equals one process within {prove_here(config, world_size, device).difference:.1e}"
 
 
-def parameters_of(model: ModelConfig) -> int:
-    """Weights of the model, vocabulary padding included; built without memory."""
+def parameters_of(model: ModelConfig, lora: LoraConfig | None = None) -> int:
+    """Trained weights: the adapters', or the model's with vocabulary padding; built without memory."""
     with torch.device("meta"):
-        return sum(weight.numel() for weight in Decoder(model).parameters())
+        part = Decoder(model)
+    if lora is not None:
+        insert_adapters(part, lora)
+    return sum(weight.numel() for weight in part.parameters() if weight.requires_grad)
 
 
 def _disk(config: TrainConfig, parameters: int, steps: int) -> str:

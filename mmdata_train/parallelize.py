@@ -108,10 +108,11 @@ def build_parts(
             part.head.token_loss.split_backward = parallel.pipeline > 1 and rule.splits_backward
         for layer in part.decoder_layers():
             recompute_layer(layer, training.activation_checkpointing, compiled=training.compile)
-            if training.compile:
-                layer.compile(fullgraph=True)
         shard_over_data(part, mesh, parallel, training)
         part.to_empty(device="cpu" if parallel.cpu_offload else mesh.device)
+        if lora is not None:
+            # Plain weights get new memory each, distributed ones stay one: a frozen tied head may be plain.
+            part.tie()
         parts.append(part)
     return ModelParts(model, mesh, tuple(parts), tuple(numbers), len(counts), lora)
 

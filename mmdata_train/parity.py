@@ -22,9 +22,10 @@ from mmdata_train.batch import Batch
 from mmdata_train.config import ParallelConfig, TrainingConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.errors import ConfigError
-from mmdata_train.lora.fill import initialize_adapters
+from mmdata_train.lora.fill import initialize_adapters, initialize_added
 from mmdata_train.lora.layer import adapter_parameters
 from mmdata_train.lora.settings import LoraConfig
+from mmdata_train.lora.tokens import AddedTokens
 from mmdata_train.loss import IGNORED
 from mmdata_train.mesh import Mesh
 from mmdata_train.model.config import ModelConfig
@@ -66,7 +67,7 @@ ModelName = Literal["llama", "qwen3-tied", "gpt2"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16"]
 TOLERANCES: dict[Precision, float] = {"fp32": TOLERANCE, "bf16": BF16_TOLERANCE}
-LoraKind = Literal["none", "lora", "dora", "one-layer", "head"]
+LoraKind = Literal["none", "lora", "dora", "one-layer", "head", "tokens"]
 LORAS: dict[LoraKind, LoraConfig | None] = {
     "none": None,
     "lora": LoraConfig(rank=3, plus_ratio=4.0),
@@ -74,7 +75,10 @@ LORAS: dict[LoraKind, LoraConfig | None] = {
     # Stages before and behind the second layer train nothing.
     "one-layer": LoraConfig(rank=3, targets=("layers.1.*",)),
     "head": LoraConfig(rank=3, targets=("q_proj", "down_proj", "head")),
+    # Rows that lie in two shares of a vocabulary split in four.
+    "tokens": LoraConfig(rank=3, targets=("v_proj", "head"), added_ids=(46, 47, 48, 49)),
 }
+ADDED = AddedTokens(("a", "b", "c", "d"), (46, 47, 48, 49), ((1, 2), (3,), (4, 60, 30), (17, 5)))
 Curve = list[tuple[float, float]]
 
 
@@ -239,6 +243,8 @@ def open_cell(
     initialize(parts.parts, model, seed)
     if parts.lora is not None:
         initialize_adapters(parts.parts, seed)
+        if parts.lora.added_ids:
+            initialize_added(parts.parts, ADDED)
         _fill_b(parts, seed)
     return Engine(parts, parallel, training, SEQ_LENGTH, STEPS)
 
@@ -281,7 +287,7 @@ def all_cells(max_ranks: int) -> list[Cell]:
 def lora_cells(max_ranks: int) -> list[Cell]:
     """The offered cells of `all_cells` with adapters on every linear layer; the other kinds without recomputation."""
     offered = [cell for cell in all_cells(max_ranks) if cell.refusal() is None]
-    kinds: tuple[LoraKind, ...] = ("dora", "one-layer", "head")
+    kinds: tuple[LoraKind, ...] = ("dora", "one-layer", "head", "tokens")
     cells = [dataclasses.replace(cell, lora="lora") for cell in offered]
     return cells + [
         dataclasses.replace(cell, lora=kind) for kind in kinds for cell in offered if cell.recompute == "none"
@@ -297,6 +303,8 @@ def compiled_cells(max_ranks: int) -> list[Cell]:
         Cell(pipeline=2, compile=True),
         Cell(pipeline=2, schedule="interleaved", compile=True),
         Cell(pipeline=2, data=2, zero_stage=3, compile=True),
+        Cell(data=2, zero_stage=3, compile=True, lora="lora"),
+        Cell(compile=True, lora="dora"),
     ]
     modes: tuple[Recompute, ...] = ("none", "selective", "full")
     cells = [dataclasses.replace(cell, recompute=mode) for cell in layouts for mode in modes]

@@ -32,6 +32,7 @@ from mmdata_train.config_io import build, dump_yaml, to_mapping
 from mmdata_train.data_config import DataConfig
 from mmdata_train.errors import ParityError, RankError
 from mmdata_train.launch import DeviceType, RankPool
+from mmdata_train.lora.settings import targets_for
 from mmdata_train.mesh import Mesh
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.parity import STEPS, TOLERANCE, Curve, difference, uneven_batch
@@ -99,10 +100,11 @@ def shrunk(config: TrainConfig, data_ranks: int) -> TrainConfig:
         count for count in range(least, 4 * least + 1) if micro_batches_fit(rule, count, parallel.pipeline)
     )
     size = min(2, training.micro_batch_size)
+    shrunk = shrunk_model(model_config(config), parallel)
     stages = parallel.stage_layers
     return dataclasses.replace(
         config,
-        model=shrunk_model(model_config(config), parallel),
+        model=shrunk,
         tokenizer=None,
         start_from=None,
         data=DataConfig(seq_length=shrunk_length(parallel)),
@@ -115,6 +117,7 @@ def shrunk(config: TrainConfig, data_ranks: int) -> TrainConfig:
             activation_checkpointing=training.activation_checkpointing, deterministic=training.deterministic,
         ),
         lora_dropout=None if config.lora is None else 0.0,
+        lora_targets=None if config.lora is None else targets_for(config.lora, shrunk),
         lora_from=None,
         lora_merge_first=False,
         added_tokens=(),

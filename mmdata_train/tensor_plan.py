@@ -21,8 +21,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from mmdata_train.lora.embedding import ExtendedEmbedding
 from mmdata_train.lora.head import AdaptedHead
-from mmdata_train.lora.layer import LoraLinear
+from mmdata_train.lora.layer import LoraLinear, tie_added_rows
 from mmdata_train.lora.split import AdaptedColumns, AdaptedRows
 from mmdata_train.loss import VocabShard
 from mmdata_train.model.decoder import Decoder
@@ -76,6 +77,8 @@ def tensor_plan(part: Decoder, *, splits_sequence: bool) -> dict[str, ParallelSt
     plan: dict[str, ParallelStyle] = {}
     if part.embed is not None:
         plan["embed.tokens"] = RowwiseParallel(input_layouts=whole, output_layouts=between)
+        if isinstance(part.embed, ExtendedEmbedding):
+            plan["embed.added"] = ReplicatedWeights(whole, between)
         if part.embed.positions is not None:
             plan["embed.positions"] = ReplicatedWeights(whole, between)
     for number, layer in zip(part.layers, part.decoder_layers(), strict=True):
@@ -123,3 +126,4 @@ def split_over_tensor_axis(part: Decoder, mesh: DeviceMesh, *, splits_sequence: 
     rows = part.config.padded_vocab_size // mesh.size()
     part.head.token_loss.shard = VocabShard(mesh.get_local_rank() * rows, mesh.get_group())
     part.tie()
+    tie_added_rows(part)

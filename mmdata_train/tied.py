@@ -7,7 +7,6 @@ folded schedule both lie on one rank and nothing is sent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,9 +33,11 @@ class TiedCopies:
         group = _pair_group(
             model.mesh, rank_of_stage(SCHEDULES[schedule], model.num_stages - 1, model.mesh.layout.pipeline)
         )
-        embedding = next((part.embed.tokens.weight for part in model.parts if part.embed is not None), None)
-        head = next((part.head.weight for part in model.parts if part.head is not None), None)
-        return cls(cast("nn.Parameter | None", embedding), head, group)
+        here = dict(model.named_parameters())
+        # Beside a frozen embedding the rows of new tokens are what is trained in both places.
+        pairs = (("embed.added.rows", "head.added_rows"), ("embed.tokens.weight", "head.weight"))
+        names = next((pair for pair in pairs if any(name in here for name in pair)), pairs[1])
+        return cls(here.get(names[0]), here.get(names[1]), group)
 
     def sum_gradients(self) -> None:
         """Give both copies the sum of their gradients."""

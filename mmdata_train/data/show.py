@@ -24,12 +24,12 @@ from mmdata_train.data.open import ModelFacts, TrainingData, open_training, samp
 from mmdata_train.data.prepare import prepare_data
 from mmdata_train.data_config import LoadingConfig
 from mmdata_train.errors import ConfigError, SamplesExhausted
-from mmdata_train.hf_config import config_from_folder
 from mmdata_train.layout import ParallelLayout
 from mmdata_train.loader import Place, StepLoader
+from mmdata_train.lora.tokens import plan_tokens, write_extended
 from mmdata_train.loss import IGNORED
-from mmdata_train.model.config import ModelConfig
 from mmdata_train.sampler import PADDING, ParallelSampler
+from mmdata_train.session import model_config, model_folder
 from mmdata_train.trainer import global_rows_at
 
 _SHOWN_TOKENS = 64
@@ -101,8 +101,15 @@ def open_run(config: TrainConfig, world_size: int | None = None, *, as_run: bool
 
 
 def tokenizer_path(config: TrainConfig) -> str | None:
-    """Where the run's tokenizer is: as configured, else the model folder; None where neither is given."""
-    return config.tokenizer or (config.model if isinstance(config.model, str) else None)
+    """Where the run's tokenizer is: as configured, else the model folder; None where neither is given.
+
+    With added_tokens a copy that knows them, which this makes in the output folder. Raises ConfigError where it cannot.
+    """
+    where = config.tokenizer or model_folder(config)
+    if not config.added_tokens:
+        return where
+    added = plan_tokens(where, config.added_tokens)
+    return str(write_extended(str(where), added, Path(config.output.dir) / "tokenizer"))
 
 
 def open_tokenizer(config: TrainConfig) -> Any:
@@ -125,8 +132,7 @@ def open_tokenizer(config: TrainConfig) -> Any:
 def model_facts(config: TrainConfig) -> ModelFacts:
     """What the data must fit, from the configuration. Raises what opening tokenizer or model raises."""
     tokenizer = open_tokenizer(config)
-    shape = config.model if isinstance(config.model, ModelConfig) else config_from_folder(config.model)
-    return ModelFacts(shape.vocab_size, None if tokenizer is None else tokenizer.fingerprint)
+    return ModelFacts(model_config(config).vocab_size, None if tokenizer is None else tokenizer.fingerprint)
 
 
 def share_lines(data: TrainingData) -> Iterator[str]:

@@ -103,3 +103,8 @@ class AdapterSource:
     model: ModelConfig
     base_model: str | None = None
     added_tokens: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens whose rows were trained, from wherever they are known."""
+        return self.added_tokens or self.lora.added_ids

@@ -7,15 +7,18 @@ magnitude is the row length of its weight: at first the adapter changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from mmdata_train.errors import AdapterError
+from mmdata_train.lora.embedding import ExtendedEmbedding
+from mmdata_train.lora.head import AdaptedHead
 from mmdata_train.lora.layer import LoraLinear, adapter_parameters
 from mmdata_train.lora.settings import MAGNITUDE, LoraConfig
+from mmdata_train.lora.tokens import AddedTokens
 from mmdata_train.loss import to_local
 from mmdata_train.model.decoder import Decoder, OutputHead
 from mmdata_train.model.init import weight_seed
@@ -58,6 +61,43 @@ def set_magnitudes(part: Decoder) -> None:
         if layer.lora_magnitude is not None:
             lengths = whole(torch.linalg.vector_norm(layer.weight, dim=1, dtype=torch.float32))
             fill(layer.lora_magnitude, lengths[local_slices(layer.lora_magnitude)])
+
+
+@torch.no_grad()
+def initialize_added(parts: Iterable[Decoder], added: AddedTokens) -> None:
+    """Start the rows of new tokens, in embedding and head, as the mean of their pieces' rows; the frozen embedding's
+    own rows for them become 0. A collective over each part's ranks.
+    """
+    for part in parts:
+        embed, head = part.embed, part.head
+        if isinstance(embed, ExtendedEmbedding):
+            _fill_rows(embed.added.rows, mean_rows(embed.tokens.weight, added.pieces))
+        own = head.added_rows if isinstance(head, AdaptedHead) else None
+        if head is not None and own is not None and not (part.config.tie_embeddings and embed is not None):
+            _fill_rows(own, mean_rows(head.weight, added.pieces))
+        # After the last use: a tied head reads the same table.
+        if isinstance(embed, ExtendedEmbedding):
+            rows = local_slices(embed.tokens.weight)[0]
+            low, high = (min(max(bound, rows.start), rows.stop) for bound in (added.ids[0], added.ids[-1] + 1))
+            to_local(embed.tokens.weight)[low - rows.start : high - rows.start] = 0.0
+
+
+def _fill_rows(weight: Tensor, rows: Tensor) -> None:
+    fill(weight, rows[local_slices(weight)])
+
+
+def mean_rows(table: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+    """[groups, columns] float32: the mean of each group's rows of a table that may be split by rows; a collective."""
+    rows, local = local_slices(table)[0], to_local(table)
+    sums = torch.zeros(len(groups), table.shape[1], device=local.device)
+    for index, group in enumerate(groups):
+        held = [number - rows.start for number in group if rows.start <= number < rows.stop]
+        if held:
+            sums[index] = local[held].float().sum(dim=0) / len(group)
+    if isinstance(table, DTensor):
+        places = [Replicate() if place.is_replicate() else Partial() for place in table.placements]
+        return whole(DTensor.from_local(sums, table.device_mesh, places, run_check=False))
+    return sums
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from mmdata_train.lora.embedding import ExtendedEmbedding
 from mmdata_train.lora.head import AdaptedHead
 from mmdata_train.lora.settings import HEAD, LoraConfig, is_adapter_weight, resolve_targets
 from mmdata_train.model.decoder import Decoder
@@ -84,16 +85,27 @@ def insert_adapters(part: Decoder, lora: LoraConfig) -> None:
     Before it is split or sharded: sharding reads what is trainable. Raises ConfigError for unknown targets.
     """
     part.requires_grad_(False)
-    for name in resolve_targets(lora, part.config):
+    targets = resolve_targets(lora, part.config)
+    if part.head is not None and (HEAD in targets or lora.added_ids):
+        part.head = AdaptedHead(part, part.head, lora, adapted=HEAD in targets)
+    if part.embed is not None and lora.added_ids:
+        part.embed = ExtendedEmbedding(part, part.embed, lora.added_ids)
+    tie_added_rows(part)
+    for name in targets:
         if name == HEAD:
-            if part.head is not None:
-                part.head = AdaptedHead(part, part.head, lora)
             continue
         owner_name, _, kind = name.rpartition(".")
         if owner_name.split(".")[1] not in part.layers:
             continue
         owner = part.get_submodule(owner_name)
         setattr(owner, kind, LoraLinear(cast(nn.Linear, getattr(owner, kind)), lora))
+
+
+def tie_added_rows(part: Decoder) -> None:
+    """Make the rows of new tokens one weight again, where embedding and head are both here and the model ties them."""
+    embed, head = part.embed, part.head
+    if part.config.tie_embeddings and isinstance(embed, ExtendedEmbedding) and isinstance(head, AdaptedHead):
+        head.added_rows = embed.added.rows
 
 
 def adapter_parameters(part: nn.Module) -> dict[str, nn.Parameter]:

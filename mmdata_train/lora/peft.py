@@ -140,7 +140,7 @@ def _entries(state: Mapping[str, Tensor], source: AdapterSource) -> Iterator[Ent
                 group.path + MAGNITUDE_VECTOR, (rows,), first.dtype,
                 partial(_all_magnitudes, state, names),
             )  # fmt: skip
-    if source.added_tokens:
+    if source.token_ids:
         for name, path in _token_modules(model).items():
             row = state[name]
             yield Entry(path + TOKENS, tuple(row.shape), row.dtype, partial(state.__getitem__, name))
@@ -182,7 +182,7 @@ def peft_config(state: Mapping[str, Tensor], source: AdapterSource) -> PeftConfi
     wider = {group.path: group.blocks() for group in groups if group.blocks() > 1}
     # The scale must stay: alpha / (n r), or alpha / sqrt(n r).
     grown = {path: alpha * (math.sqrt(blocks) if lora.rslora else blocks) for path, blocks in wider.items()}
-    tokens = {path.rpartition(".")[2]: source.added_tokens for path in _token_modules(model).values()}
+    tokens = {path.rpartition(".")[2]: source.token_ids for path in _token_modules(model).values()}
     return PeftConfig(
         rank=lora.rank,
         alpha=alpha,
@@ -193,7 +193,7 @@ def peft_config(state: Mapping[str, Tensor], source: AdapterSource) -> PeftConfi
         fan_in_fan_out=model.family == "gpt2",
         rank_pattern={path.replace(".", r"\."): blocks * lora.rank for path, blocks in wider.items()},
         alpha_pattern={path.replace(".", r"\."): value for path, value in grown.items()},
-        trainable_tokens=tokens if source.added_tokens else {},
+        trainable_tokens=tokens if source.token_ids else {},
         base_model=source.base_model,
     )
 

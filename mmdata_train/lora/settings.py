@@ -33,7 +33,7 @@ class LoraConfig:
 
     alpha: null is 2 x rank. rslora: scale alpha / sqrt(rank) (arXiv 2312.03732) instead of alpha / rank (2106.09685).
     dora: rows keep a learned length and the update turns them only (2402.09353). plus_ratio: learning rate of B over
-    that of A (LoRA+, 2402.12354; 1: the same).
+    that of A (LoRA+, 2402.12354; 1: the same). added_ids: tokens whose embedding rows are trained beside the adapters.
     """
 
     rank: int = 16
@@ -43,6 +43,7 @@ class LoraConfig:
     rslora: bool = False
     dora: bool = False
     plus_ratio: float = 1.0
+    added_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -61,6 +62,18 @@ class LoraConfig:
         """What B @ A is multiplied by."""
         alpha = 2.0 * self.rank if self.alpha is None else self.alpha
         return alpha / math.sqrt(self.rank) if self.rslora else alpha / self.rank
+
+    def describe(self, model: ModelConfig) -> Iterator[str]:
+        """What is trained, in words, and the notices. Raises ConfigError for unknown targets."""
+        targets = resolve_targets(self, model)
+        kinds = dict.fromkeys(name.rpartition(".")[2] for name in targets)
+        variant = ("rsLoRA, " if self.rslora else "") + ("DoRA, " if self.dora else "")
+        tokens = f" and the rows of {len(self.added_ids)} new tokens" if self.added_ids else ""
+        yield (
+            f"adapters: rank {self.rank}, {variant}scale {self.scale:g}, on {len(targets)} linear layers"
+            f" ({', '.join(kinds)}){tokens}; the model's own weights stay as they are"
+        )
+        yield from self.notices()
 
     def notices(self) -> Iterator[str]:
         """What is legal but seldom meant."""
@@ -116,6 +129,15 @@ def resolve_targets(lora: LoraConfig, model: ModelConfig) -> tuple[str, ...]:
     if lora.dora and HEAD in chosen:
         raise ConfigError(f"lora_dora with the head as a target ({HEAD}, lm_head) is not offered; take out one of them")
     return tuple(name for name in modules if name in chosen)
+
+
+def targets_for(lora: LoraConfig, model: ModelConfig) -> tuple[str, ...] | str:
+    """The targets where `model` has them all; else, as in a copy with fewer layers, every linear layer."""
+    try:
+        resolve_targets(lora, model)
+    except ConfigError:
+        return ALL_LINEAR
+    return lora.targets
 
 
 def _known(modules: Mapping[str, str]) -> str:

@@ -11,21 +11,24 @@ from pathlib import Path
 
 from mmdata_train.checkpoint import load_base, read_state
 from mmdata_train.lora.adapter import Adapter
-from mmdata_train.lora.fill import initialize_adapters, load_adapters, merge_into_base
+from mmdata_train.lora.fill import initialize_adapters, initialize_added, load_adapters, merge_into_base
 from mmdata_train.lora.peft import from_peft, read_adapter
 from mmdata_train.lora.settings import LoraConfig
+from mmdata_train.lora.tokens import AddedTokens
 from mmdata_train.parallelize import ModelParts
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterStart:
     """base: a checkpoint of a full run whose weights are the base. folder: a PEFT adapter; merge_first: add it to the
-    base and begin with fresh adapters.
+    base and begin with fresh adapters. added: tokens whose rows are trained.
     """
 
+    seed: int
     base: Path | None = None
     folder: Path | None = None
     merge_first: bool = False
+    added: AddedTokens | None = None
 
 
 def holds_adapters(checkpoint: Path) -> bool:
@@ -33,7 +36,7 @@ def holds_adapters(checkpoint: Path) -> bool:
     return read_state(checkpoint).get("lora") is not None
 
 
-def start_adapters(parts: ModelParts, start: AdapterStart, seed: int) -> None:
+def start_adapters(parts: ModelParts, start: AdapterStart) -> None:
     """Fill every adapter of the parts, whose base is filled from the model already; a collective.
 
     Raises AdapterError for a folder that does not fit, CheckpointError for a base that does not.
@@ -47,9 +50,11 @@ def start_adapters(parts: ModelParts, start: AdapterStart, seed: int) -> None:
         shape = shape_of(adapter)
         merge_into_base(parts.parts, from_peft(adapter, parts.config, shape), shape)
         adapter = None
-    initialize_adapters(parts.parts, seed)
+    initialize_adapters(parts.parts, start.seed)
+    if start.added is not None:
+        initialize_added(parts.parts, start.added)
     if adapter is not None:
-        load_adapters(parts.parts, from_peft(adapter, parts.config, lora), seed)
+        load_adapters(parts.parts, from_peft(adapter, parts.config, lora), start.seed)
 
 
 def shape_of(adapter: Adapter) -> LoraConfig:

@@ -22,6 +22,7 @@ from mmdata_train.model.rotary import rotary_tables
 
 HEAD_WEIGHT = "head.weight"
 EMBEDDING_WEIGHT = "embed.tokens.weight"
+TIED_NAMES = {HEAD_WEIGHT: EMBEDDING_WEIGHT, "head.added_rows": "embed.added.rows"}
 
 
 class Embedding(nn.Module):
@@ -130,4 +131,4 @@ class Decoder(nn.Module):
 
 def canonical_name(config: ModelConfig, name: str) -> str:
     """The name a weight is stored under: a tied head is the embedding, in whichever stage the copy lies."""
-    return EMBEDDING_WEIGHT if config.tie_embeddings and name == HEAD_WEIGHT else name
+    return TIED_NAMES.get(name, name) if config.tie_embeddings else name

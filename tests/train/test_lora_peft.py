@@ -19,8 +19,14 @@ from mmdata.errors import OutputExistsError  # noqa: E402
 from mmdata_train.errors import AdapterError  # noqa: E402
 from mmdata_train.hf import load_weights  # noqa: E402
 from mmdata_train.hf_config import config_from_folder  # noqa: E402
-from mmdata_train.lora.fill import adapted_layers, initialize_adapters, load_adapters, merge_into_base  # noqa: E402
-from mmdata_train.lora.layer import adapter_parameters, insert_adapters  # noqa: E402
+from mmdata_train.lora.fill import (  # noqa: E402
+    adapted_layers,
+    initialize_adapters,
+    initialize_added,
+    load_adapters,
+    merge_into_base,
+)
+from mmdata_train.lora.layer import adapter_parameters, insert_adapters, tie_added_rows  # noqa: E402
 from mmdata_train.lora.peft import (  # noqa: E402
     Adapter,
     AdapterSource,
@@ -33,6 +39,7 @@ from mmdata_train.lora.peft import (  # noqa: E402
 )
 from mmdata_train.lora.settings import LoraConfig  # noqa: E402
 from mmdata_train.lora.start import shape_of  # noqa: E402
+from mmdata_train.lora.tokens import AddedTokens  # noqa: E402
 from mmdata_train.model.decoder import Decoder  # noqa: E402
 
 # The peers' own notices about each other are no concern of these tests.
@@ -296,6 +303,44 @@ def test_trained_rows_of_tokens_are_merged_as_peft_does(folders: dict[str, Path]
     model = base_of(folders["llama"])
     model.load_state_dict({key: merge(adapter, key, w).weight for key, w in model.state_dict().items()})
     near(peer_logits(model), before)
+
+
+NEW = AddedTokens(("x", "y", "z"), (50, 51, 52), ((1, 2), (3,), (4, 5, 6)))
+WITH_NEW = torch.cat((TOKENS[:, :9], torch.tensor([[50, 51, 52], [52, 7, 50]])), dim=1)
+
+
+@pytest.mark.parametrize("kind", PEERS)
+def test_rows_of_new_tokens_load_in_peft_and_merge_for_transformers(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    lora = LoraConfig(rank=3, added_ids=NEW.ids)
+    base = config_from_folder(folders[kind], dropout=0.0, attention_dropout=0.0)
+    with torch.device("meta"):
+        model = Decoder(dataclasses.replace(base, vocab_size=53))
+    insert_adapters(model, lora)
+    model.to_empty(device="cpu")
+    tie_added_rows(model)
+    load_weights([model], base, folders[kind])
+    initialize_adapters([model], 7)
+    initialize_added([model], NEW)
+    with torch.no_grad():
+        for name, weight in adapter_parameters(model).items():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+        found = model(WITH_NEW, POSITIONS)
+    assert found.shape[-1] == 53
+    write_adapter(state_of(model), source_of(model, lora, folders[kind]), tmp_path)
+    grown = base_of(folders[kind])
+    grown.resize_token_embeddings(53)
+    loaded = peft.PeftModel.from_pretrained(grown, tmp_path).eval()
+    with torch.no_grad():
+        near(loaded(WITH_NEW).logits, found)
+    adapter, stored = read_adapter(tmp_path), load_file(folders[kind] / "model.safetensors")
+    assert adapter.rows_needed() == 53 and adapter.unties() == (kind in ("llama", "qwen2"))
+    merged = base_of(folders[kind])
+    merged.resize_token_embeddings(53)
+    merged.load_state_dict({key: merge(adapter, key, weight).weight for key, weight in stored.items()}, strict=False)
+    with torch.no_grad():
+        near(merged(WITH_NEW).logits, found)
 
 
 def test_written_files_are_no_larger_than_their_tensors_by_a_tenth(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mmdata_train.errors import RankError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.lora.fill import whole  # noqa: E402
 from mmdata_train.lora.layer import LoraLinear, adapter_parameters  # noqa: E402
+from mmdata_train.model.decoder import canonical_name  # noqa: E402
 from mmdata_train.parity import (  # noqa: E402
     BF16_TOLERANCE,
     TOLERANCE,
@@ -48,6 +49,11 @@ CELLS = [
     Cell(1, 4, 1, schedule="interleaved", model="qwen3-tied", lora="head"),
     Cell(1, 4, 1, schedule="dualpipev", recompute="selective", lora="lora"),
     Cell(1, 4, 1, schedule="gpipe", model="gpt2", lora="dora"),
+    Cell(4, 1, 1, lora="tokens"),
+    Cell(4, 1, 1, sequence_parallel=False, model="qwen3-tied", lora="tokens"),
+    Cell(2, 1, 2, 3, model="qwen3-tied", lora="tokens"),
+    Cell(2, 2, 1, schedule="interleaved", model="gpt2", lora="tokens"),
+    Cell(1, 2, 2, 1, schedule="zbv", model="qwen3-tied", lora="tokens"),
 ]
 
 
@@ -61,7 +67,7 @@ def gradients_of_step(cell: Cell, shape: Shape) -> tuple[Curve, Gradients]:
             for part in engine.model.parts:
                 for name, weight in adapter_parameters(part).items():
                     assert weight.grad is not None
-                    found[name] = whole(weight.grad).clone()
+                    found[canonical_name(part.config, name)] = whole(weight.grad).clone()
 
     if engine.optimizer is not None:
         engine.optimizer.register_step_pre_hook(keep)
@@ -291,4 +297,4 @@ def test_data_ranks_draw_their_own_masks_and_tensor_peers_the_same(ranks: RankPo
 def test_cells_with_adapters_are_refused_where_full_ones_are() -> None:
     cells = lora_cells(4)
     assert all(cell.refusal() is None for cell in cells)
-    assert {cell.lora for cell in cells} == {"lora", "dora", "one-layer", "head"}
+    assert {cell.lora for cell in cells} == {"lora", "dora", "one-layer", "head", "tokens"}
