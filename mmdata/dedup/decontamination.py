@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.dedup.files import (
-    DROP_FIELDS,
     FileOptions,
     ParserFactory,
     describe_block,
+    drop_record,
     refuse_inputs,
     reject_record,
     sibling,
@@ -297,5 +297,4 @@ def _drop(
     )  # fmt: skip
     if document.path == "-":
         drop = replace(drop, text=document.text)
-    names = (*DROP_FIELDS, "text") if drop.text is not None else DROP_FIELDS
-    return {name: getattr(drop, name) for name in names}
+    return drop_record(drop)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.dedup.barrier import Barrier, BarrierOptions, FrameDecision
-from mmdata.dedup.files import Counts, FilePass, SignedInput, reject_record
+from mmdata.dedup.files import Counts, FilePass, SignedInput, masked, reject_record
 from mmdata.dedup.index import DedupIndex, Identity
 from mmdata.dedup.origins import Origins
 from mmdata.dedup.scratch import scratch_faults
@@ -238,6 +238,6 @@ class FileRun:
                 kept = [document for document, fate in zip(documents, flags, strict=True) if fate]
                 texts = [document.text for document in kept]
                 if texts:
-                    identities = [Identity(document.path, document.line, document.id) for document in kept]
+                    identities = [Identity(document.path, document.line, masked(document.id)) for document in kept]
                     batch.add(identities, signer.sign(texts), signer.sets(texts))
             batch.commit()

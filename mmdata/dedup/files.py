@@ -23,9 +23,10 @@ from mmdata.dedup.plan import Plan
 from mmdata.dedup.rewrite import record_lines
 from mmdata.dedup.signer import Signer, compile_kernels
 from mmdata.dedup.spool import SpoolReader
-from mmdata.document import Document, Reject
+from mmdata.document import Document, Drop, Reject
 from mmdata.errors import InputChangedError, UsageError
 from mmdata.jsonl import Block, InputFile, JsonlWriter, Position, ReadOptions, find_inputs, read_blocks, stat_inputs
+from mmdata.reading.excerpt import mask
 from mmdata.reading.writer import encode_record
 from mmdata.records import RecordOptions, RecordParser, parse_block
 from mmdata.run.executor import make_executor
@@ -190,12 +191,9 @@ class FilePass:
         identities = reader.identities(decision.frame) if places else []
         for place in places:
             drop = drop_of(identities[place], decision, place, self.params)
-            record = {name: getattr(drop, name) for name in DROP_FIELDS}
-            if reason is not None:
-                record["reason"] = reason
             if drop.path == "-":
-                record["text"] = reader.texts([decision.first_document + place], 1)[0]
-            file.write(record)
+                drop = replace(drop, text=reader.texts([decision.first_document + place], 1)[0])
+            file.write(drop_record(drop if reason is None else replace(drop, reason=reason)))
         self.counts.dropped += len(places)
 
 
@@ -261,6 +259,17 @@ def text_bytes_guess(inputs: Sequence[InputFile]) -> int:
         if os.path.isfile(source.path):
             size += os.path.getsize(source.path) * (1 if source.compression == "none" else COMPRESSION)
     return size
+
+
+def drop_record(drop: Drop) -> dict[str, Any]:
+    """The line of the drop file, with the text where there is one. Id and text are masked as excerpts are."""
+    record = {name: getattr(drop, name) for name in DROP_FIELDS} | {"id": masked(drop.id)}
+    return record if drop.text is None else record | {"text": masked(drop.text)}
+
+
+def masked(text: str | None) -> str | None:
+    """A text without what looks private; line feeds stay."""
+    return None if text is None else "\n".join(mask(line) for line in text.split("\n"))
 
 
 def reject_record(reject: Reject) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from mmdata.dedup import exact
 from mmdata.dedup.external import PairStore
-from mmdata.dedup.files import FileOptions, refuse_inputs, reject_record, sibling, split_options
+from mmdata.dedup.files import FileOptions, drop_record, refuse_inputs, reject_record, sibling, split_options
 from mmdata.dedup.key_log import KeyLog
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.scratch import scratch_faults
 from mmdata.dedup.session import PUBLISH, Place, Session
-from mmdata.document import Document
+from mmdata.document import Document, Drop
 from mmdata.errors import DedupParameterError, InputChangedError, UsageError
 from mmdata.jsonl import Block, InputFile, Position, find_inputs, read_blocks, stat_inputs
 from mmdata.records import ParsedBlock, parse_block
@@ -256,7 +256,5 @@ def _without(text: str, rule: UnitOptions, removals: _Removals, report: UnitRepo
 
 
 def _emptied(document: Document, rule: UnitOptions) -> dict[str, Any]:
-    return {
-        "path": document.path, "line": document.line, "id": document.id, "stage": "dedup",
-        "reason": f"repeated_{rule.level}s", "value": None, "limit": None, "kept": None, "similarity": None,
-    }  # fmt: skip
+    place = document.path, document.input_number, document.line, document.id
+    return drop_record(Drop(*place, stage="dedup", reason=f"repeated_{rule.level}s"))

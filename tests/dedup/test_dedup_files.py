@@ -92,6 +92,22 @@ def test_private_data_in_sampled_pairs_is_masked(tmp_path: Path) -> None:
     assert "zhang" not in json.dumps(pair) and "138123" not in json.dumps(pair)
 
 
+def test_private_data_reaches_neither_drop_file_nor_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "写信给 zhang.san@pku.edu.cn\n或者拨打 13812345678 联系我们 谢谢大家的支持与配合"
+    rows = [{"id": "zhang.san@pku.edu.cn", "text": body}] * 2
+    data = write(tmp_path / "in.jsonl", rows).read_bytes()
+    for source in ("-", tmp_path / "in.jsonl"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        mmdata.dedup(source, tmp_path / "u.jsonl", index=tmp_path / "index", overwrite=True)
+        (dropped, *_) = read(tmp_path / "u_dropped.jsonl.gz")
+        assert "zhang" not in json.dumps(dropped) and "138123" not in json.dumps(dropped)
+        assert source != "-" or dropped["text"].count("\n") == 1
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+    mmdata.dedup.decontaminate("-", tmp_path / "in.jsonl", tmp_path / "c.jsonl")
+    assert "zhang" not in json.dumps(read(tmp_path / "c_dropped.jsonl.gz"))
+    assert not any(b"zhang" in path.read_bytes() for path in (tmp_path / "index").rglob("ids"))
+
+
 def test_sampled_pairs_keep_their_line_feeds(tmp_path: Path) -> None:
     body = "第一条 本法自公布之日起施行。\n第二条 电话 13812345678\t备注"
     path = write(tmp_path / "in.jsonl", [{"text": body}, {"text": body}])
