@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,14 @@ from mmdata.samples import order as orders
 from mmdata.samples import part_kernels
 from mmdata.samples.cache import Arrays, cached, key_of
 from mmdata.samples.order import Cut, Engine
+from mmdata.samples.reopened import Reopened, opened
 from mmdata.samples.rows import Indices, Rows
 from mmdata.samples.shards import Parts, Piece, ShardGroup
 from mmdata.samples.split import Subset, split_range
 
 
 @dataclass(eq=False)
-class GPTSamples:
+class GPTSamples(Reopened):
     """Samples of one shard, or of several seen as one.
 
     ds: a shard, its prefix, or several of either (their order matters). seq_length: tokens trained on in a sample.
@@ -60,25 +61,13 @@ class GPTSamples:
     shuffle_index: NDArray[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.group = self.ds if isinstance(self.ds, ShardGroup) else ShardGroup(self.ds)
+        self.group = opened(self.ds)
         self._cut = Cut(self.seq_length, int(self.extra_token), self.drop_last)
         self._range = split_range(self.split, self.subset, len(self.group))
         arrays = cached(self.cache_dir, self._facts(), self._build)
         self.document_index = arrays["document_index"]
         self.sample_index = arrays["sample_index"]
         self.shuffle_index = arrays["shuffle_index"]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: with a cache only the arguments, since the index is mapped there."""
-        if self.cache_dir is None:
-            return self.__dict__
-        state = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        return state | {"ds": self.group}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "document_index" not in state:
-            self.__post_init__()
 
     def _facts(self) -> dict[str, Any]:
         """Everything that decides the three indices."""

@@ -72,11 +72,11 @@ def pack(lengths: npt.ArrayLike, capacity: int, seed: int = 1234) -> PackedBins:
     """Assign sequences of `lengths` tokens to bins of `capacity` tokens; best-fit decreasing, deterministic.
 
     lengths: one non-negative integer for each sequence. The same lengths, capacity and seed give the same bins on any
-    machine (NumPy's PCG64). Raises PackingError for a capacity below 1, negative or non-integer lengths, and for
-    a sequence longer than the capacity.
+    machine and with any version (the stream of NumPy's RandomState is frozen). Raises PackingError for a capacity
+    below 1, negative or non-integer lengths, and for a sequence longer than the capacity.
     """
     sizes = _checked_lengths(lengths, capacity)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = np.random.RandomState([seed >> shift & 0xFFFFFFFF for shift in (0, 32)])
     by_length = _longest_first(sizes, rng.permutation(len(sizes)), capacity)
     bins, count = _best_fit(sizes, by_length, capacity)
     names = rng.permutation(count)

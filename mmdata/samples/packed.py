@@ -9,7 +9,7 @@ the index is the bins alone: about 16 bytes a document.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,14 @@ from mmdata.samples.cache import Arrays, cached, key_of
 from mmdata.samples.pack import PackedBins
 from mmdata.samples.pack import pack as pack_lengths
 from mmdata.samples.permutation import shuffled
+from mmdata.samples.reopened import Reopened, opened
 from mmdata.samples.rows import Indices, Rows
 from mmdata.samples.shards import Parts, Piece, ShardGroup
 from mmdata.samples.split import Subset, split_range
 
 
 @dataclass(eq=False)
-class PackedSamples:
+class PackedSamples(Reopened):
     """Packed rows of one shard, or of several seen as one.
 
     ds: a shard, its prefix, or several of either. seq_length: positions of a row, and the longest document there is.
@@ -52,26 +53,16 @@ class PackedSamples:
     def __post_init__(self) -> None:
         if self.num_samples is not None and self.num_samples < 1:
             raise SampleOptionError(f"num_samples is {self.num_samples}; it must be at least 1, or None for one epoch")
-        self.group = self.ds if isinstance(self.ds, ShardGroup) else ShardGroup(self.ds)
+        self.group = opened(self.ds)
         self._range = split_range(self.split, self.subset, self.group.documents)
         arrays = cached(self.cache_dir, self._facts(), self._build)
         self.items = arrays["items"]
         self.bins = PackedBins(arrays["order"], arrays["starts"], arrays["lengths"], self.seq_length)
 
-    def __getstate__(self) -> dict[str, Any]:
-        if self.cache_dir is None:
-            return self.__dict__
-        state = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        return state | {"ds": self.group}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "bins" not in state:
-            self.__post_init__()
-
     def _facts(self) -> dict[str, Any]:
         return {
             "kind": "packed",
+            "packing": 2,  # which streams `pack` draws from
             "shards": self.group.index_digests,
             "range": [self._range.start, self._range.stop],
             "seq_length": self.seq_length,
