@@ -23,7 +23,7 @@ from mmdata.chat.render import ChatOptions, ChatRenderer
 from mmdata.document import Document
 from mmdata.encode import EncodeOptions, encode_documents
 from mmdata.jsonl import Block, Position
-from mmdata.records import RecordOptions, RecordParser, parse_block, text_parser
+from mmdata.records import RecordOptions, RecordParser, collector_paused, parse_block, text_parser
 from mmdata.tokenizer import load_tokenizer
 
 BATCH = 1000
@@ -75,11 +75,13 @@ def main() -> None:
     def chat() -> None:
         lengths.clear()
         for part in batches(lines):
-            lengths.append(renderer.render_documents(documents_of(part, chat_parse)).lengths)
+            with collector_paused():  # as the pipeline's workers do
+                lengths.append(renderer.render_documents(documents_of(part, chat_parse)).lengths)
 
     def plain() -> None:
         for part in batches(plain_lines):
-            encode_documents(documents_of(part, plain_parse), tokenizer, encoding)
+            with collector_paused():
+                encode_documents(documents_of(part, plain_parse), tokenizer, encoding)
 
     print(f"{count} records, {size:.2f} MB of message text, engine: {tokenizer.engine}")
     print(f"{'round':<8} {'plain MB/s':>11} {'chat MB/s':>10} {'chat / plain':>13}")

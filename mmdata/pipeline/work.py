@@ -20,7 +20,7 @@ from mmdata.chat.turns import TurnPolicy
 from mmdata.document import Document, Drop, Reject
 from mmdata.encode import EncodeOptions, KeyTokens, encode_documents
 from mmdata.jsonl import Block, Position
-from mmdata.records import ParsedBlock, RecordOptions, RecordParser, parse_block
+from mmdata.records import ParsedBlock, RecordOptions, RecordParser, collector_paused, parse_block
 from mmdata.report.tally import Tally
 from mmdata.tokenizer import Tokenizer
 
@@ -97,6 +97,11 @@ def build_encoder(stages: Stages) -> Callable[[Block], BlockResult]:
     prepare, encode = Preparer(stages.preparation), DocumentEncoder(stages)
 
     def work(block: Block) -> BlockResult:
+        # The documents are gone when this ends; looking for cycles among them before would cost a tenth of the time.
+        with collector_paused():
+            return encoded(block)
+
+    def encoded(block: Block) -> BlockResult:
         tally = Tally()
         parsed, documents, drops = prepare(block, tally)
         rows, more = encode(documents, tally)

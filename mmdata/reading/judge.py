@@ -18,6 +18,7 @@ from mmdata.reading.encodings import UNDECODED
 
 MAX_DEPTH = 512  # orjson stops at 1024; writing a record back and handing it between processes at about 900
 _EXACT_BELOW = float(2**63)
+_OBJECTS = {dict}
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _TOO_DEEP = f"nesting-too-deep: the record nests more than {MAX_DEPTH} levels"
 
@@ -64,12 +65,14 @@ def _any_inexact(level: list[Any]) -> bool:
     for _ in range(MAX_DEPTH - 1):
         below: list[Any] = []
         for value in level:
-            for item in value.values() if type(value) is dict else value:
-                kind = type(item)
-                if kind is dict or kind is list:
-                    below.append(item)
-                elif kind is float and not -_EXACT_BELOW < item < _EXACT_BELOW:
-                    found = True
+            items = value.values() if type(value) is dict else value
+            kinds = set(map(type, items))
+            if float in kinds:
+                found = found or not all([-_EXACT_BELOW < n < _EXACT_BELOW for n in items if type(n) is float])
+            if kinds == _OBJECTS:
+                below += items
+            elif dict in kinds or list in kinds:
+                below += [item for item in items if type(item) is dict or type(item) is list]
         if not below:
             return found
         level = below

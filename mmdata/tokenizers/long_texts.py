@@ -93,7 +93,7 @@ def pieces_of(text: str, cut: str, size: int = PIECE_CHARACTERS) -> Iterator[str
 
 def encode_in_pieces(encoder: Encoder, texts: Sequence[str], cut: str, size: int = PIECE_CHARACTERS) -> TokenBatch:
     """`encoder.encode_batch(texts)`, the long ones piece by piece."""
-    if all(len(text) <= 2 * size for text in texts):
+    if max(map(len, texts), default=0) <= 2 * size:
         return encoder.encode_batch(texts)
     tokens: list[NDArray[np.int32]] = []
     lengths: list[NDArray[np.int64]] = []

@@ -202,7 +202,7 @@ def test_a_callers_parser_decides_about_other_formats() -> None:
 def test_options_that_mean_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="need a parser for chat records"):
         parse_block(block_of(b"{}"), RecordOptions(format="alpaca"))
-    with pytest.raises(UsageError, match="one of auto, text, alpaca, sharegpt, messages"):
+    with pytest.raises(UsageError, match="One of: auto, text, messages, sharegpt, alpaca"):
         RecordOptions(format="csv")  # type: ignore[arg-type]
     for keys in ((), ("text", "text")):
         with pytest.raises(UsageError, match="each once"):
