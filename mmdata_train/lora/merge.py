@@ -57,6 +57,8 @@ def merge(adapter: Adapter, key: str, weight: Tensor, dtype: torch.dtype | None 
     AdapterError for a base that is not floating point, or shapes that disagree.
     """
     path = _path_of(adapter, key)
+    if path is None and not key.endswith(".weight"):
+        weight = adapter.tensors.get(key, weight)  # the bias of a module stored whole
     stored = weight.dtype if dtype is None else dtype
     exact = None if path is None else _exact(adapter, path, weight)
     if exact is None:

@@ -8,6 +8,7 @@ Padded vocabulary rows are left out. Nothing here needs ranks: weights come whol
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import Tensor
 from mmdata.errors import OutputExistsError
 from mmdata_train.errors import AdapterError
 from mmdata_train.lora.adapter import (
+    BASE_COPY,
     EMBEDDINGS,
     LM_HEAD,
     MAGNITUDE_VECTOR,
@@ -42,6 +44,9 @@ from mmdata_train.lora.settings import (
 )
 from mmdata_train.model.config import ModelConfig
 
+KNOWN_ENDS = (A, B, MAGNITUDE_VECTOR, TOKENS, ".weight", ".bias")
+"""The last two are modules stored whole."""
+
 
 def read_adapter(folder: str | Path) -> Adapter:
     """The adapter of a PEFT folder. Raises AdapterError naming the file and what is wrong with it."""
@@ -53,6 +58,8 @@ def read_adapter(folder: str | Path) -> Adapter:
             tensors[name.removesuffix(".weight")] = tensors.pop(name).flatten()
         elif name.endswith((".lora_embedding_A", ".lora_embedding_B", ".lora_A.bias", ".lora_B.bias")):
             raise AdapterError(f"{folder}: {name} is not supported; adapters of linear layers without bias are")
+        elif not name.endswith(KNOWN_ENDS) or re.search(r"\.lora_[AB]\.(?!weight$)", name):
+            raise AdapterError(f"{folder}: {name} is no tensor of a saved LoRA adapter; save it with save_pretrained()")
         if not tensor.is_floating_point():
             raise AdapterError(f"{folder}: {name} is {tensor.dtype}, not floating point")
     adapter = Adapter(config, tensors)
@@ -246,13 +253,13 @@ def from_peft(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> dict[st
     """
     if adapter.config.dora != lora.dora:
         raise AdapterError(f"the adapter {'is' if adapter.config.dora else 'is not'} DoRA; set lora_dora to match it")
-    whole = [name for name in adapter.tensors if name.endswith(".weight") and not name.endswith((A, B))]
-    whole = [name for name in whole if ".base_layer." not in name]
+    whole = [name for name in adapter.tensors if not name.endswith((A, B, MAGNITUDE_VECTOR, TOKENS, BASE_COPY))]
     if whole:
         raise AdapterError(
             f"the adapter holds whole modules ({', '.join(sorted(whole))}), which are not trained beside LoRA; export"
             " it merged and start from that folder"
         )
+    _check_rows(adapter, model, lora)
     modules = linear_modules(model)
     targets, known, found = set(resolve_targets(lora, model)), set(modules.values()), dict[str, Tensor]()
     for path in adapter.paths():
@@ -271,6 +278,25 @@ def from_peft(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> dict[st
         if path + TOKENS in adapter.tensors:
             found[name] = adapter.tensors[path + TOKENS].float()
     return found
+
+
+def _check_rows(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> None:
+    """Rows of tokens, and copies of a base that has other rows, fit the run or are refused: nothing is left out."""
+    expected = _token_modules(model).values()
+    for name, tensor in adapter.tensors.items():
+        if name.endswith(TOKENS):
+            path = name.removesuffix(TOKENS)
+            ids = adapter.tokens_of(path)
+            if path not in expected or ids != lora.added_ids:
+                raise AdapterError(
+                    f"the adapter trained the rows of tokens {list(ids)} of {path}, this run's added_tokens are"
+                    f" {list(lora.added_ids)}; name the same tokens, or export it merged and start from that folder"
+                )
+        if name.endswith(BASE_COPY) and tensor.shape[0] != model.vocab_size:
+            raise AdapterError(
+                f"the adapter brings a {name} of {tensor.shape[0]} rows, the model has {model.vocab_size}: it was made"
+                " on a resized model; export it merged and start from that folder"
+            )
 
 
 def _one_module(adapter: Adapter, path: str, name: str, rows: slice, lora: LoraConfig) -> dict[str, Tensor]:

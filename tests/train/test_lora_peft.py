@@ -448,6 +448,24 @@ def test_damaged_and_incomplete_folders_are_named(tmp_path: Path) -> None:
         read_adapter(folder)
 
 
+def test_nothing_in_an_adapter_is_left_out_unseen(folders: dict[str, Path], tmp_path: Path) -> None:
+    renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in PAIR.items()}
+    with pytest.raises(AdapterError, match=r"lora_A\.default\.weight is no tensor of a saved LoRA adapter"):
+        read_adapter(folder_with(tmp_path / "live", renamed))
+    with pytest.raises(AdapterError, match="lora_embedding_A is not supported"):
+        read_adapter(folder_with(tmp_path / "embedding", {f"{PATH}.lora_embedding_A": torch.ones(2, 32)}))
+    config = config_from_folder(folders["llama"])
+    rows = {**PAIR, "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": torch.ones(1, 32)}
+    tokens = read_adapter(folder_with(tmp_path / "tokens", rows, trainable_token_indices={"embed_tokens": [7]}))
+    with pytest.raises(
+        AdapterError, match=r"rows of tokens \[7\] of model\.embed_tokens, this run's added_tokens are \[\]"
+    ):
+        from_peft(tokens, config, LoraConfig(rank=2))
+    copied = {**PAIR, "base_model.model.lm_head.base_layer.weight": torch.ones(60, 32)}
+    with pytest.raises(AdapterError, match="of 60 rows, the model has 50"):
+        from_peft(read_adapter(folder_with(tmp_path / "copy", copied)), config, LoraConfig(rank=2))
+
+
 def test_pickled_adapter_is_read_as_plain_tensors_only(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "good", PAIR)
     (folder / "adapter_model.safetensors").unlink()
