@@ -11,12 +11,13 @@ tests compare the recipes' decisions with datatrove's. Chunks are cached, which 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 _QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉⟦⟧"
 _PUNCT = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 _CURRENCY = "US\\$|C\\$|A\\$|[$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿]"
-_ICONS = "[\u00a6\u00a9\u00ae\u2100-\u218f\u2195-\u21f3\u2300-\u23ff\u2400-\u27bf\u2900-\u2bff\U0001f000-\U0001faff]"
+_ICONS = "[\u00a6\u00a9\u00ae\u2100-\u218f\u2195-\u21f3\u2300-\u23ff\u2400-\u27bf\u2900-\u2bff\ufffd\U0001f000-\U0001faff]"
 _UNITS = "km²|km³|km|m²|m³|m|dm²|dm³|dm|cm²|cm³|cm|mm²|mm³|mm|ha|µm|nm|yd|in|ft|kg|g|mg|µg|t|lb|oz|m/s|km/h|mph|hPa|Pa|mbar|mb|MB|kb|KB|gb|GB|tb|TB|T|G|M|K|%"
 _A, _LOWER, _UPPER = "[^\\W\\d_]", "[a-zà-öø-ÿāăąćĉċčďđēėęěĝğġģĥħĩīįıĵķĺļľłńņňōőœŕřśŝşšţťũūůűųŵŷźżžа-яёα-ω]", "[A-ZÀ-ÖØ-ÞА-ЯЁΑ-Ω]"
 _Q, _P = re.escape(_QUOTES), re.escape(_PUNCT)
@@ -35,14 +36,14 @@ _URL = re.compile(
     "(?::[0-9]{2,5})?(?:[/?#]\\S*)?"
 )
 _KEPT = (
-    "'S 's \u2018S \u2018s and/or w/o 're 'Cause 'cause 'cos 'Cos 'coz 'Coz 'cuz 'Cuz 'bout 'em 'll 'nuff 're o'clock "
+    "'d 'S 's \u2018S \u2018s and/or w/o 're 'Cause 'cause 'cos 'Cos 'coz 'Coz 'cuz 'Cuz 'bout 'em 'll 'nuff 're o'clock "
     "ma'am Ma'am o'er ol' Ol' nothin' Nothin' nuthin' havin' Havin' doin' Doin' goin' Goin' lovin' Lovin' somethin' C++ "
     "Adm. Bros. co. Co. Corp. D.C. Dr. e.g. E.g. E.G. Gen. Gov. i.e. I.e. I.E. Inc. Jr. Ltd. Md. Messrs. Mo. Mont. Mr. "
     "Mrs. Ms. p.m. Ph.D. Prof. Rep. Rev. Sen. St. vs. v.s. a.m. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct. Nov. "
     "Dec. Ala. Ariz. Ark. Calif. Colo. Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La. Mass. Mich. Minn. Miss. "
     "N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. Ore. Pa. S.C. Tenn. Va. Wash. Wis. vs. "
     ":) :( :D :P ;) :-) :-( :/ :x :o :3 :0 :1 :| xD XD <3 </3 >.< ^_^ -_- (: ): (; 8) 8-) =) =( :* ;D :'( "
-    "): '' \\n \\t \" \\\\) ¯\\(ツ)/¯"
+    "(= :') ): '' \\n \\t \" \\\\) ¯\\(ツ)/¯"
 ).split()
 
 
@@ -96,15 +97,21 @@ for _hour in range(1, 13):
 @lru_cache(maxsize=65536)
 def _tokens(chunk: str) -> tuple[str, ...]:
     """The tokens of a run of characters without white space."""
+    tokens = _split(chunk)
+    return _rejoined(tokens) if len(tokens) > 1 else tokens
+
+
+def _split(chunk: str, special: Mapping[str, tuple[str, ...]] = _SPECIAL) -> tuple[str, ...]:
+    """Marks peeled off both ends until a special case is left, the middle split at infixes."""
     prefixes: list[str] = []
     suffixes: list[str] = []
     size = -1
-    while chunk and len(chunk) != size and chunk not in _SPECIAL:
+    while chunk and len(chunk) != size and chunk not in special:
         size = len(chunk)
         before = _PREFIX.match(chunk)
         if before:
             prefixes.append(before.group())
-            if chunk[before.end() :] in _SPECIAL:
+            if chunk[before.end() :] in special:
                 chunk = chunk[before.end() :]
                 break
         rest = chunk[before.end() :] if before else chunk
@@ -112,21 +119,53 @@ def _tokens(chunk: str) -> tuple[str, ...]:
         if after:
             suffixes.append(after.group())
             whole = chunk[: len(chunk) - len(after.group())]
-            if whole in _SPECIAL:
+            if whole in special:
                 if before:
                     prefixes.pop()
                 chunk = whole
                 break
             rest = rest[: after.start()]
         chunk = rest
-    return (*prefixes, *_middle(chunk), *reversed(suffixes))
+    return (*prefixes, *_middle(chunk, special), *reversed(suffixes))
 
 
-def _middle(chunk: str) -> tuple[str, ...]:
+@lru_cache(maxsize=1)
+def _broken() -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Special cases that splitting takes apart where they are part of a longer run, by the tokens it makes of them."""
+    table = {_split(word, {}): tokens for word, tokens in _SPECIAL.items()}
+    return {peeled: tokens for peeled, tokens in table.items() if len(peeled) > 1}
+
+
+def _rejoined(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """The tokens with special cases put together again where they were taken apart: `last):` ends in `):`.
+
+    The longest comes first, then the leftmost, as where spaCy applies its special cases to what was split.
+    """
+    table = _broken()
+    longest = max(map(len, table), default=0)
+    spans = [
+        (start, start + size)
+        for size in range(min(longest, len(tokens)), 1, -1)
+        for start in range(len(tokens) - size + 1)
+        if tokens[start : start + size] in table
+    ]
+    taken: dict[int, int] = {}
+    for start, stop in spans:
+        if not any(start < b and a < stop for a, b in taken.items()):
+            taken[start] = stop
+    out: list[str] = []
+    at = 0
+    for start in sorted(taken):
+        out += [*tokens[at:start], *table[tokens[start : taken[start]]]]
+        at = taken[start]
+    return (*out, *tokens[at:])
+
+
+def _middle(chunk: str, special: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     if not chunk:
         return ()
-    if chunk in _SPECIAL:
-        return _SPECIAL[chunk]
+    if chunk in special:
+        return special[chunk]
     if "." in chunk and _URL.fullmatch(chunk):
         return (chunk,)
     pieces, start = [], 0

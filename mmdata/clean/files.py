@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from mmdata.clean.pipeline import Cleaner, CleanResult, Sample
+from mmdata.clean.pipeline import Cleaner, CleanResult, Counts, Sample
 from mmdata.clean.recipe import Recipe, load_recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import (
@@ -81,7 +81,7 @@ class CleanOptions:
 
 
 @dataclass(slots=True)
-class CleanReport:
+class CleanReport(Counts):
     """Counts of a run: read = kept + dropped + rejected; changed documents are among the kept.
 
     seconds: process CPU time by step, over all workers. bytes_removed: UTF-8 bytes by step.
@@ -94,19 +94,9 @@ class CleanReport:
     blank: int = 0
     kept: int = 0
     unchanged: int = 0
-    changed_documents: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
-    review: Counter[str] = field(default_factory=Counter)
-    flagged: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
-    pii: Counter[str] = field(default_factory=Counter)
-    bytes_removed: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
 
     def add(self, outcome: Outcome, show: int, sample_drops: int) -> None:
         """Count one block."""
@@ -114,15 +104,11 @@ class CleanReport:
         self.records += len(result.kept) + len(result.drops) + len(outcome.rejects)
         self.blank += outcome.blank
         self.kept += len(result.kept)
-        self.changed_documents += result.changed_documents
+        self.add_counts(result)
         self.unchanged = self.kept - self.changed_documents
         self.bytes_in += outcome.bytes_in
         self.bytes_out += outcome.bytes_out
-        self.rejected.update(reject.reason.partition(":")[0] for reject in outcome.rejects)
-        for name in ("dropped", "changed", "review", "flagged", "languages", "pii", "bytes_removed"):
-            getattr(self, name).update(getattr(result, name))
-        for step, seconds in result.seconds.items():
-            self.seconds[step] = self.seconds.get(step, 0.0) + seconds
+        self.rejected.update(reject.cause for reject in outcome.rejects)
         for sample in result.samples:
             limit = max(show, sample_drops) if sample.after is None else show
             if sum(other.reason == sample.reason for other in self.samples) < limit:

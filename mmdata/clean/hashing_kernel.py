@@ -22,7 +22,8 @@ GRAM = 10  # words of the sequences whose repetition is measured
 GRAM_POWER = np.uint64(pow(int(GRAM_BASE), GRAM - 1, 1 << 64))
 LOW_HALF = np.uint64(0xFFFFFFFF)
 
-# The most frequent English function words; Gopher's eight (arXiv 2112.11446, appendix A.1.1) are among them.
+# The most frequent English function words but for a and i, which are words of many languages; Gopher's eight (arXiv
+# 2112.11446, appendix A.1.1) are among them.
 EN_STOPS = [
     "the",
     "be",
@@ -32,7 +33,6 @@ EN_STOPS = [
     "that",
     "have",
     "with",
-    "a",
     "in",
     "is",
     "it",
@@ -43,7 +43,6 @@ EN_STOPS = [
     "are",
     "by",
     "this",
-    "i",
     "you",
     "not",
     "or",

@@ -43,13 +43,11 @@ class Sample:
     after: str | None
 
 
-@dataclass(slots=True)
-class CleanResult:
-    """What became of a batch. kept and drops are in input order; every counter is a number of documents except
-    bytes_removed (UTF-8 bytes, negative where a step adds), seconds (process CPU time) and pii (hits)."""
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What steps did; every counter is a number of documents except bytes_removed (UTF-8 bytes, negative where a step
+    adds), seconds (process CPU time) and pii (hits)."""
 
-    kept: list[Document]
-    drops: list[Drop]
     changed_documents: int = 0
     changed: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -60,6 +58,22 @@ class CleanResult:
     bytes_removed: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+
+    def add_counts(self, other: Counts) -> None:
+        """Add another batch's counters and times; samples are the caller's to choose from."""
+        self.changed_documents += other.changed_documents
+        for name in ("changed", "dropped", "review", "flagged", "languages", "pii", "bytes_removed"):
+            getattr(self, name).update(getattr(other, name))
+        for step, seconds in other.seconds.items():
+            self.seconds[step] = self.seconds.get(step, 0.0) + seconds
+
+
+@dataclass(slots=True)
+class CleanResult(Counts):
+    """What became of a batch: kept and drops are in input order."""
+
+    kept: list[Document]
+    drops: list[Drop]
 
 
 class Cleaner:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mmdata.clean.columns import WORDS
 from mmdata.clean.language import LANGUAGES, detect, script
 from mmdata.clean.measure import measure
 from mmdata.clean.pdf import remove_page_furniture, unwrap_lines
@@ -117,34 +114,3 @@ def test_languages_and_scripts_are_told_apart(name: str, variant: str | None, te
     if name == "zh":
         assert script(rows[0]) == variant
 
-
-SLOW: dict[str, Callable[[int], str]] = {
-    "addresses": lambda n: "a@a.a." * (n // 6),
-    "base64": lambda n: ("QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo0NTY3" * (n // 40 + 1))[:n],
-    "digits": lambda n: "4111 1111 1111 1111 " * (n // 20),
-    "runs of spaces": lambda n: "word" * 6 + "   word" * (n // 7),
-    "colons": lambda n: "1:2:" * (n // 4),
-    "half tags": lambda n: "<a &lt " * (n // 7),
-    "accents": lambda n: "Ã©Ã " * (n // 4),
-    "no space": lambda n: "字" * n,
-}
-
-
-@pytest.mark.parametrize("name", list(SLOW))
-def test_inputs_made_to_be_slow_cost_in_proportion_to_their_size(name: str) -> None:
-    """Processor time of n and 4 n characters: 4 for linear work, 16 for quadratic; best of two, limit 9."""
-    cleaner = Cleaner("auto")
-
-    def cost(n: int) -> float:
-        document = Document("a", 0, 1, None, {}, (Part("text", "text", SLOW[name](n)),))
-        times = []
-        for _ in range(2):
-            start = time.process_time()
-            cleaner.clean_documents([document])
-            times.append(time.process_time() - start)
-        return min(times)
-
-    cost(1000)
-    size = 60_000
-    assert cost(4 * size) < 9 * cost(size) + 0.05
-    assert measure([SLOW[name](1000)])[0, WORDS] > 0
