@@ -5,6 +5,7 @@ Adapters stay apart from the base, as in training; nothing is rounded for them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,4 +76,7 @@ def load_named(weights: Mapping[str, Tensor], source: ModelSource, *, no_dist: b
             found = "missing" if size is None else f"{list(size)}"
             raise CheckpointError(f"{source.checkpoint}: {key} is {found}, this model needs {list(weight.shape)}")
         wanted[key] = weight.detach()
-    load_distributed(wanted, storage_reader=SafeReader(source.checkpoint), no_dist=no_dist)
+    with warnings.catch_warnings():
+        if no_dist:  # what torch warns of is what is meant
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        load_distributed(wanted, storage_reader=SafeReader(source.checkpoint), no_dist=no_dist)

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -208,18 +207,12 @@ def scores_on_rank(folder: str, files: str, ranks: tuple[int, int, int]) -> tupl
     return perplexity.records + plain.records, [record["log_likelihoods"] for record in quiz.records]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(4, deadline_s=200) as pool:
-        yield pool
-
-
 @pytest.mark.parametrize("layout", [(2, 2, 1), (2, 1, 2), (1, 1, 4)])
 def test_every_layout_gives_the_same_sums_on_every_rank(
-    layout: tuple[int, int, int], pool: RankPool, model_folder: str, files: Path
+    layout: tuple[int, int, int], ranks: RankPool, model_folder: str, files: Path
 ) -> None:
     expected, quiz = scores_on_rank(model_folder, str(files), (1, 1, 1))
-    for found, choices in pool.run(scores_on_rank, model_folder, str(files), layout):
+    for found, choices in ranks.run(scores_on_rank, model_folder, str(files), layout):
         assert [r["tokens"] for r in found] == [r["tokens"] for r in expected]
         assert [r["nll"] for r in found] == pytest.approx([r["nll"] for r in expected], rel=1e-5)
         for ours, theirs in zip(choices, quiz, strict=True):
