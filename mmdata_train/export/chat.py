@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 import mmdata
-from mmdata.chat.templates import load_template
+from mmdata.chat.sandbox import ChatEnvironment
+from mmdata.chat.templates import load_template, template_variables
 from mmdata.errors import ChatError, TokenizerNotFoundError
 from mmdata_train.errors import ExportError
 
@@ -73,6 +76,7 @@ def write_tokenizer(
     if trained is not None and trained != own:
         _write_template(folder, own, trained, made)
     if trained is not None and made.tokenizer is not None:
+        _refuse_joined(trained, template_variables(made.tokenizer))
         _find_end_of_turn(folder, trained, made)
     return made
 
@@ -153,6 +157,19 @@ def _write_template(folder: Path, own: str | None, trained: str, made: ChatFiles
         f"the chat template of training is not the tokenizer's own: {TEMPLATE} holds that of training, {DIFFERENCE}"
         f" the difference:\n{shown}{more}"
     )
+
+
+def _refuse_joined(template: str, variables: Mapping[str, str]) -> None:
+    """A merge of shards with several templates joins them in its manifest: such a text writes each message twice."""
+    try:
+        text = ChatEnvironment().from_string(template).render(messages=_PROBE, **variables)
+    except (TemplateError, ChatError):
+        return  # what is wrong with it is said where the end of a turn is looked for
+    if text.count(_PROBE[0]["content"]) > 1:
+        raise ExportError(
+            "the training shards were merged from shards with several chat templates; give the one to use with"
+            " --chat-template FILE, or --chat-template tokenizer for the tokenizer's own"
+        )
 
 
 def _find_end_of_turn(folder: Path, template: str, made: ChatFiles) -> None:

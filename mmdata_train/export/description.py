@@ -44,9 +44,13 @@ def stored_dtype(config: Mapping[str, Any] | None) -> torch.dtype:
 
 
 def with_changes(config: Mapping[str, Any], dtype: torch.dtype, **changes: Any) -> dict[str, Any]:
-    """A source's config.json for an export in `dtype`; keys keep their order and spelling."""
+    """A source's config.json for an export in `dtype`; keys keep their order and spelling.
+
+    `auto_map` goes: it names code files of the source, and the architectures read here need none.
+    """
     key = "dtype" if "dtype" in config else "torch_dtype"
-    return {**config, key: dtype_name(dtype), **changes}
+    kept = {name: value for name, value in config.items() if name != "auto_map"}
+    return {**kept, key: dtype_name(dtype), **changes}
 
 
 def config_of_shape(model: ModelConfig, dtype: torch.dtype, token_ids: Mapping[str, int | None]) -> dict[str, Any]:

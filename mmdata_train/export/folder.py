@@ -1,7 +1,7 @@
 """An output folder that appears whole or not at all.
 
 Everything is written to a hidden folder beside it, which is renamed at the end. An export that is killed leaves
-`.NAME.*.partial` behind and the former folder in place.
+`.NAME.*.partial` behind and the former folder in place (between the two renames of --overwrite, beside it).
 """
 
 from __future__ import annotations

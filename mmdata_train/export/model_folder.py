@@ -75,6 +75,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_chat(folder: Path, origin: Origin, options: ExportOptions) -> ChatFiles:
+    """Tokenizer files and template: see write_tokenizer for what it raises."""
     where = options.tokenizer or origin.tokenizer
     return write_tokenizer(folder, where, origin.tokenizer_fingerprint, origin.chat_templates, options.chat_template)
 
@@ -88,10 +89,17 @@ def _config(origin: Origin, plan: WeightPlan, chat: ChatFiles) -> dict[str, Any]
 
 
 def write_modelfile(folder: Path, start: str, chat: ChatFiles, generation: Mapping[str, Any]) -> None:
+    """A Modelfile that begins with `start`; stops at every token that ends an answer.
+
+    Raises ExportError without a template, or for one that Ollama's templates cannot express.
+    """
     if chat.template is None:
         raise ExportError("--serve ollama needs a chat template and there is none; give one with --chat-template FILE")
     variables = ollama.variables_of(chat.tokenizer)
     texts = ollama.find_turn_texts(chat.template, variables)
-    ends = list(chat.end_of_turn.values())
+    special = {} if chat.tokenizer is None else {token.id: token.content for token in chat.tokenizer.special_tokens}
+    eos = generation.get("eos_token_id")
+    ids = [*chat.end_of_turn, *([eos] if isinstance(eos, int) else eos or ())]
+    ends = [special[token] for token in ids if token in special]
     text = ollama.modelfile(start, texts.without(variables.get("bos_token", "")), ollama.stop_strings(ends, texts))
     (folder / ollama.MODELFILE).write_text(text, encoding="utf-8", newline="\n")

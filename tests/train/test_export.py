@@ -17,13 +17,17 @@ pytestmark = pytest.mark.peer
 from click.testing import CliRunner  # noqa: E402
 from export_models import CHATML, SIZES, VOCAB, save_checkpoint, write_tokenizer  # noqa: E402
 
+import mmdata  # noqa: E402
 from mmdata.errors import DiskFullError, OutputExistsError  # noqa: E402
 from mmdata_train.cli import main  # noqa: E402
+from mmdata_train.config import TrainConfig  # noqa: E402
+from mmdata_train.config_io import build  # noqa: E402
 from mmdata_train.errors import ConfigError, ExportError  # noqa: E402
 from mmdata_train.export.command import export_checkpoint  # noqa: E402
 from mmdata_train.export.folder import RECORD  # noqa: E402
 from mmdata_train.export.options import ExportOptions, ExportResult  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
+from mmdata_train.run import finetune  # noqa: E402
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
@@ -161,6 +165,10 @@ def test_shards_with_several_templates_need_a_choice(sources: dict[str, Path], o
     one.run(save_checkpoint, "one", sources["qwen2"], tmp_path / "checkpoints", facts)
     with pytest.raises(ExportError, match=r"rendered with 2 chat templates.*--chat-template FILE"):
         export(tmp_path / "checkpoints", tmp_path / "out")
+    joined = {"chat_templates": (f"{CHATML} + {CHATML.replace('im_end', 'tool')}",)}
+    one.run(save_checkpoint, "one", sources["qwen2"], tmp_path / "merged", joined)
+    with pytest.raises(ExportError, match="merged from shards with several chat templates"):
+        export(tmp_path / "merged", tmp_path / "out")
     (tmp_path / "chosen.jinja").write_text(CHATML, encoding="utf-8")
     export(tmp_path / "checkpoints", tmp_path / "out", chat_template=str(tmp_path / "chosen.jinja"))
 
@@ -248,8 +256,48 @@ def test_command_prints_json_and_notices_apart(checkpoint: Path, tmp_path: Path)
     printed = json.loads(done.stdout)
     assert printed["vocab_size"] == VOCAB and "Modelfile" in printed["files"]
     modelfile = (tmp_path / "out" / "Modelfile").read_text(encoding="utf-8")
-    assert modelfile.startswith('FROM .\nTEMPLATE """') and 'PARAMETER stop "<|im_end|>"' in modelfile
+    assert (
+        modelfile.startswith('FROM .\nTEMPLATE """')
+        and 'PARAMETER stop "<|im_end|>"\nPARAMETER stop "<|endoftext|>"\n' in modelfile
+    )
     again = CliRunner().invoke(main, arguments)
     assert again.exit_code == 1 and "--overwrite" in again.stderr
     wrong = CliRunner().invoke(main, [*arguments, "--overwrite", "--max-shard-size", "5 apples"])
     assert wrong.exit_code == 2 and "such as 5GB" in wrong.stderr
+
+
+def test_checkpoint_of_a_run_carries_what_its_export_needs(
+    sources: dict[str, Path], one: RankPool, tmp_path: Path
+) -> None:
+    """Chat records to shards with a built-in template, two steps of training, export: nothing is told twice."""
+    ask, answer = "What is clause {}?", "Clause {} binds both parties for {} years."
+    records = [
+        [{"role": "user", "content": ask.format(i)}, {"role": "assistant", "content": answer.format(i, i + 1)}]
+        for i in range(60)
+    ]
+    lines = "".join(json.dumps({"messages": messages}) + "\n" for messages in records)
+    (tmp_path / "chat.jsonl").write_text(lines, encoding="utf-8")
+    mmdata.convert(
+        [str(tmp_path / "chat.jsonl")], str(tmp_path / "chat"), str(sources["qwen2"]), recipe="none", dedup="none",
+        chat_template="chatml", workers=1,
+    )  # fmt: skip
+    config = build(
+        TrainConfig,
+        {
+            "model": str(sources["qwen2"]),
+            "data": {"train": [str(tmp_path / "chat_text_document")], "seq_length": 256, "loading": {"workers": 0}},
+            "train": {"steps": 2, "lr": 1e-2, "precision": "fp32", "allow_random": True},
+            "output": {"dir": str(tmp_path / "run")},
+        },
+    )
+    one.run(finetune, config)
+    result = export(tmp_path / "run", tmp_path / "out", serve="ollama")
+    manifest = mmdata.IndexedDataset(str(tmp_path / "chat_text_document")).manifest
+    assert manifest is not None and result.step == 2 and result.chat_template_differs
+    assert (tmp_path / "out" / "chat_template.jinja").read_text(encoding="utf-8") == manifest.chat_template
+    assert result.eos_token_id == [256, 258]
+    state = json.loads((tmp_path / "run/checkpoints/step_00000002/state.json").read_text(encoding="utf-8"))
+    assert "tensor" in state["origin"]["layout"] and state["origin"]["source"] == str(sources["qwen2"])
+    trained, source = loaded(tmp_path / "out"), loaded(sources["qwen2"])
+    assert trained.lm_head.weight is trained.model.embed_tokens.weight
+    assert not torch.equal(trained.model.norm.weight, source.model.norm.weight)
