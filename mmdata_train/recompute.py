@@ -96,20 +96,25 @@ def _compiler_contexts(names: frozenset[str]) -> Callable[[], Any]:
 
 
 def recompute_layer(layer: DecoderLayer, mode: Literal["none", "selective", "full"], *, compiled: bool = False) -> None:
-    """Wrap the layer's forward in place.
+    """Wrap the layer's forward in place, and compile it where that is asked for.
 
-    compiled: the layer will be compiled; the compiler understands torch's selective contexts only.
+    With `full` the compiled forward lies within the recomputation, since torch 2.13 cannot save what a compiled
+    recomputation of tensor-parallel layers needs; with `selective` around it, since only the compiler's own contexts
+    see the operations of compiled code.
     """
-    if mode == "none":
-        return
-    options: dict[str, Any] = {"use_reentrant": False}
-    if mode == "selective":
-        # Attention that drops draws random numbers; skipping it would shift the draws of what follows.
-        names = PRODUCTS | COMMUNICATION | (frozenset() if layer.attention.dropout else ATTENTION)
-        options["context_fn"] = _compiler_contexts(names) if compiled else _contexts(names)
-    inner = layer.forward
+    if compiled and mode == "full":
+        setattr(layer, "forward", torch.compile(layer.forward, fullgraph=True))  # noqa: B010 (over the method)
+    if mode != "none":
+        options: dict[str, Any] = {"use_reentrant": False}
+        if mode == "selective":
+            # Attention that drops draws random numbers; skipping it would shift the draws of what follows.
+            names = PRODUCTS | COMMUNICATION | (frozenset() if layer.attention.dropout else ATTENTION)
+            options["context_fn"] = _compiler_contexts(names) if compiled else _contexts(names)
+        inner = layer.forward
 
-    def forward(*args: Any) -> Any:
-        return checkpoint(inner, *args, **options) if torch.is_grad_enabled() else inner(*args)
+        def forward(*args: Any) -> Any:
+            return checkpoint(inner, *args, **options) if torch.is_grad_enabled() else inner(*args)
 
-    setattr(layer, "forward", forward)  # noqa: B010 (an instance attribute over the method)
+        setattr(layer, "forward", forward)  # noqa: B010 (an instance attribute over the method)
+    if compiled and mode != "full":
+        layer.compile(fullgraph=True)
