@@ -103,6 +103,15 @@ def test_check_starts_ranks_compares_and_remembers() -> None:
     assert len(again) == 1 and "found before" in again[0]
 
 
+def test_adapters_are_part_of_what_is_compared() -> None:
+    plain = small_config(tensor=2)
+    config = dataclasses.replace(plain, lora_rank=4, lora_dropout=0.1)
+    facts = proof.facts_of(config, 2, "cpu")
+    assert facts["small"]["lora_rank"] == 4 and facts["small"]["lora_dropout"] == 0.0
+    assert proof.facts_of(plain, 2, "cpu") != facts
+    assert "equals one process within" in list(_parity(config, 2))[1]
+
+
 def test_what_cannot_be_compared_here_is_said() -> None:
     assert "nothing to compare" in next(_parity(small_config(), 1))
     assert "more than the 8" in next(_parity(small_config(data=16, zero_stage=3), 16))
