@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
 from mmdata.errors import OutputExistsError  # noqa: E402
 from mmdata_train.errors import AdapterError  # noqa: E402
@@ -39,7 +40,8 @@ from mmdata_train.lora.peft import (  # noqa: E402
 )
 from mmdata_train.lora.settings import LoraConfig  # noqa: E402
 from mmdata_train.lora.start import shape_of  # noqa: E402
-from mmdata_train.lora.tokens import AddedTokens  # noqa: E402
+from mmdata_train.lora.tokens import AddedTokens, plan_tokens, write_extended  # noqa: E402
+from mmdata_train.model.config import ModelConfig  # noqa: E402
 from mmdata_train.model.decoder import Decoder  # noqa: E402
 
 # The peers' own notices about each other are no concern of these tests.
@@ -315,17 +317,8 @@ def test_rows_of_new_tokens_load_in_peft_and_merge_for_transformers(
 ) -> None:
     lora = LoraConfig(rank=3, added_ids=NEW.ids)
     base = config_from_folder(folders[kind], dropout=0.0, attention_dropout=0.0)
-    with torch.device("meta"):
-        model = Decoder(dataclasses.replace(base, vocab_size=53))
-    insert_adapters(model, lora)
-    model.to_empty(device="cpu")
-    tie_added_rows(model)
-    load_weights([model], base, folders[kind])
-    initialize_adapters([model], 7)
-    initialize_added([model], NEW)
+    model = extended(base, lora, folders[kind], NEW)
     with torch.no_grad():
-        for name, weight in adapter_parameters(model).items():
-            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
         found = model(WITH_NEW, POSITIONS)
     assert found.shape[-1] == 53
     write_adapter(state_of(model), source_of(model, lora, folders[kind]), tmp_path)
@@ -341,6 +334,52 @@ def test_rows_of_new_tokens_load_in_peft_and_merge_for_transformers(
     merged.load_state_dict({key: merge(adapter, key, weight).weight for key, weight in stored.items()}, strict=False)
     with torch.no_grad():
         near(merged(WITH_NEW).logits, found)
+
+
+def test_auto_peft_makes_room_for_new_tokens_by_the_tokenizer_beside_the_adapter(tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    made.train_from_iterator(["the patient has a mutation of the gene"] * 9, trainer)
+    size = made.get_vocab_size()
+    folder = tmp_path / "base"
+    torch.manual_seed(1)
+    config = transformers.Qwen2Config(**{**LLAMA, "vocab_size": size}, tie_word_embeddings=True)
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>").save_pretrained(folder)
+    new = plan_tokens(folder, ["EGFR-T790M", "<|case|>"])
+    write_extended(folder, new, tmp_path / "adapter")
+    lora = LoraConfig(rank=3, added_ids=new.ids)
+    base = config_from_folder(folder, dropout=0.0, attention_dropout=0.0)
+    model = extended(base, lora, folder, new)
+    write_adapter(state_of(model), source_of(model, lora, folder), tmp_path / "adapter")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "adapter")
+    text = "<|case|>the patient has EGFR-T790M"
+    ids = torch.tensor([tokenizer(text).input_ids])
+    assert tokenizer.decode(ids[0]) == text and {size, size + 1} <= set(ids[0].tolist())
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    with torch.no_grad():
+        near(loaded(ids).logits, model(ids, torch.arange(ids.shape[1])[None]))
+
+
+def extended(base: ModelConfig, lora: LoraConfig, folder: Path, new: AddedTokens) -> Decoder:
+    """This engine's model of the folder with room for new tokens, every adapter and row moved a little."""
+    with torch.device("meta"):
+        model = Decoder(dataclasses.replace(base, vocab_size=new.vocabulary(base.vocab_size)))
+    insert_adapters(model, lora)
+    model.to_empty(device="cpu")
+    tie_added_rows(model)
+    load_weights([model], base, folder)
+    initialize_adapters([model], 7)
+    initialize_added([model], new)
+    with torch.no_grad():
+        for name, weight in adapter_parameters(model).items():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    return model
 
 
 def test_written_files_are_no_larger_than_their_tensors_by_a_tenth(folders: dict[str, Path], tmp_path: Path) -> None:
