@@ -10,6 +10,7 @@ kernels do.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -26,3 +27,21 @@ def kernel(function: Function) -> Function:
 def inlined(function: Function) -> Function:
     """A part of kernels: its body takes the place of each call, so keep it for parts that are called once or twice."""
     return cast(Function, numba.njit(inline="always")(function))
+
+
+NOTICE_AFTER = 1.5  # seconds; loading cached machine code takes less, compiling more
+
+
+def prepare(first_call: Callable[[], object], what: str, notice: Callable[[str], None] | None = None) -> None:
+    """Make the first call of some kernels, and say so where it takes long because it compiles them.
+
+    what: a name for the kernels, for the sentence that `notice` is told.
+    """
+    text = f"preparing the {what} kernels (the first run on a machine compiles them, some ten seconds)"
+    timer = threading.Timer(NOTICE_AFTER, notice or (lambda text: None), args=(text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        first_call()
+    finally:
+        timer.cancel()

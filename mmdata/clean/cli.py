@@ -47,7 +47,8 @@ def clean_command(inputs: tuple[str, ...], output: str, as_json: bool, quiet: bo
         settings["parser"] = partial(make, settings["format"])
     settings["keys"] = tuple(settings["keys"].split(","))
     progress = make_progress(total_bytes(find_inputs(inputs)), sys.stderr, quiet=quiet)
-    report = clean(inputs, output, progress=progress, **settings)
+    notice = None if quiet else partial(click.echo, err=True)
+    report = clean(inputs, output, progress=progress, notice=notice, **settings)
     emit(report.as_json(), as_json, report.summary())
 
 

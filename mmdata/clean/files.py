@@ -58,7 +58,7 @@ class CleanOptions:
     sample_drops: dropped texts kept for each reason. on_error: skip (count and set aside) or fail on a bad record.
     format: of the records (text, auto, alpaca, sharegpt, messages); all but text need `parser`, a picklable factory of
     a record parser such as `functools.partial(mmdata.chat.formats.chat_parser, "auto")`. commit_seconds: between two
-    entries of the ledger.
+    entries of the ledger. notice: is told in words when kernels are being compiled.
     """
 
     recipe: Recipe | str = "auto"
@@ -78,6 +78,7 @@ class CleanOptions:
     parser: ParserFactory | None = None
     commit_seconds: float = 5.0
     block_bytes: int = BLOCK_BYTES
+    notice: Callable[[str], None] | None = None
 
 
 @dataclass(slots=True)
@@ -271,6 +272,7 @@ def clean(
     found = find_inputs([os.fspath(item) for item in inputs])
     names = (os.fspath(output), f"{prefix}_dropped.jsonl.gz", f"{prefix}_rejects.jsonl")
     shown = progress or SilentProgress()
+    cleaner.prepare(options.notice)  # once here, so that workers load machine code
     if options.dry_run:
         for outcome in _outcomes(cleaner, options, found, Position()):
             _count(report, outcome, options, shown)

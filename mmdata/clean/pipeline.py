@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mmdata import kernels
 from mmdata.clean import columns as c
 from mmdata.clean import language
 from mmdata.clean import tables as t
@@ -92,6 +94,11 @@ class Cleaner:
     def fingerprint(self) -> str:
         """Of the resolved recipe, personal-data action included; the key of a keyed hash changes it too."""
         return self.recipe.fingerprint
+
+    def prepare(self, notice: Callable[[str], None] | None = None) -> None:
+        """Compile the kernels, or load them, before workers start; `notice` is told where that takes long."""
+        if self.recipe.steps:
+            kernels.prepare(lambda: measure(["a 1@b"]), "cleaning", notice)
 
     def clean_documents(self, documents: list[Document]) -> CleanResult:
         """Apply the recipe; kept documents carry the cleaned texts, their language, and meta marks.
