@@ -100,7 +100,7 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 
 def choose_all(scorer: RowScorer, asked: Sequence[Asked], entry: SetEntry) -> list[Chosen]:
     """The options' scores of every question; a collective over the scorer's ranks."""
-    single = all(len(row) == one.cut + 1 for one in asked for row in one.rows)
+    single = all(len(row) == one.cut + 1 > 1 for one in asked for row in one.rows)
     if single and isinstance(scorer, WholeScorer):
         sums = _by_next_token(scorer, asked)
     else:

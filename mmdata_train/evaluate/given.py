@@ -65,10 +65,10 @@ def score_set(items: Sequence[Item], answers: Sequence[str], entry: SetEntry) ->
     return SetResult(scores, by_part, notes, examples)
 
 
-def write_items(path: Path, records: Sequence[Mapping[str, Any]], *, overwrite: bool) -> None:
-    """What each item was asked and answered, as JSON lines."""
+def write_items(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """What each item was asked and answered, as JSON lines; that the path may be written was settled before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with JsonlWriter(str(path), overwrite=overwrite) as writer:
+    with JsonlWriter(str(path), overwrite=True) as writer:
         for record in records:
             writer.write(dict(record))
 

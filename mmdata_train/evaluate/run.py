@@ -9,6 +9,7 @@ import gc
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,13 @@ def evaluate(suite: Suite) -> Evaluation:
 
     Raises ContaminationError, EvaluationError, ConfigError, OutputExistsError, and what opening models raises.
     """
-    _check_output(suite)
     found = Evaluation(
         models={name: _model_facts(entry) for name, entry in suite.models.items()},
         sets={name: {"kind": e.kind, "path": e.path, "group": e.group} for name, e in suite.sets.items()},
         run={"libraries": ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES), "seed": suite.seed},
     )
     if not suite.needs_models:
+        _check_output(suite)
         _check_contamination(suite, found)
         _score_given(suite, found)
         _publish(suite, found)
@@ -56,13 +57,13 @@ def evaluate(suite: Suite) -> Evaluation:
     started = join_ranks(suite.parallel)
     try:
         first = rank_and_ranks()[0] == 0
-        _on_first_rank(lambda: _check_contamination(suite, found), first)
-        if first:
-            _score_given(suite, found)
+        # One rank looks and writes, so that none meets the files of another.
+        for step in (_check_output, partial(_check_contamination, found=found), partial(_score_given, found=found)):
+            _on_first_rank(partial(step, suite), first)
         for name, entry in suite.models.items():
             if entry.model is not None:
                 _run_model(suite, name, entry, found, first)
-        _on_first_rank(lambda: _publish(suite, found), first)
+        _on_first_rank(partial(_publish, suite, found), first)
     finally:
         if started:
             dist.destroy_process_group()
@@ -99,8 +100,13 @@ def _model_facts(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _check_output(suite: Suite) -> None:
-    if (suite.output / "results.json").exists() and not suite.overwrite:
-        raise OutputExistsError(f"{suite.output / 'results.json'} exists; choose another folder or give --overwrite")
+    """Refuse to write over any file, before anything is computed."""
+    if suite.overwrite:
+        return
+    names = [f"{name}.{model}.jsonl" for name in suite.sets for model in suite.models]
+    for path in (suite.output / name for name in ("results.json", "page.html", *names)):
+        if path.exists():
+            raise OutputExistsError(f"{path} exists; choose another folder or give --overwrite")
 
 
 def _score_given(suite: Suite, found: Evaluation) -> None:
@@ -111,11 +117,7 @@ def _score_given(suite: Suite, found: Evaluation) -> None:
             items = read_set(chosen, asked=False)
             answers = match_answers(items, path, chosen)
             found.results.setdefault(name, {})[model] = score_set(items, answers, chosen)
-            write_items(
-                suite.output / f"{name}.{model}.jsonl",
-                answer_records(items, answers, chosen),
-                overwrite=suite.overwrite,
-            )
+            write_items(suite.output / f"{name}.{model}.jsonl", answer_records(items, answers, chosen))
 
 
 def _run_model(suite: Suite, name: str, entry: ModelEntry, found: Evaluation, first: bool) -> None:
@@ -136,7 +138,7 @@ def _run_model(suite: Suite, name: str, entry: ModelEntry, found: Evaluation, fi
         if first:
             found.results.setdefault(set_name, {})[name] = outcome.result
             path = suite.output / f"{set_name}.{name}.jsonl"
-            write_items(path, outcome.records, overwrite=suite.overwrite)
+            write_items(path, outcome.records)
             logger.info("%s: %s %s %.4f", name, set_name, outcome.result.main.name, outcome.result.main.value)
     del opened
     gc.collect()
