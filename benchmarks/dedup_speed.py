@@ -279,6 +279,7 @@ def main() -> None:
     parser.add_argument("--peer-mb", type=float, default=4.0)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--template", type=int, default=20_000)
+    parser.add_argument("--index", type=int, default=20_000, help="synthetic documents beside the files'; 0: no index")
     parser.add_argument("--scale", type=int, default=0)
     options = parser.parse_args()
     compile_kernels(PARAMS, print)
@@ -295,8 +296,10 @@ def main() -> None:
     end_to_end(options.files, options.repeat)
     if options.template:
         template_case(options.template, options.repeat)
-    if texts:
-        index_case([text for group in texts.values() for text in group], options.repeat)
+    if options.index:
+        # Enough text that not the start of a run is measured.
+        more = verdicts(options.index, 700, [], random.Random(4))
+        index_case([*(text for group in texts.values() for text in group), *more], options.repeat)
     if options.scale:
         scale_case(options.scale)
 
