@@ -26,12 +26,16 @@ from mmdata_train.errors import RankError
 
 SECONDS = 120.0
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, Linux
+_INSIDE = ("lo", "docker", "veth", "virbr", "br-")
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """How a rank is reached. port: 0 where it does not listen. leads: the first rank of its machine."""
+    """How a rank is reached. port: 0 where it does not listen. leads: the first rank of its machine.
+
+    others: further addresses to try; none where a variable chose the interface.
+    """
 
     rank: int
     host: str
@@ -39,6 +43,7 @@ class Card:
     address: str
     port: int
     leads: bool
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, interface {self.interface}, {self.address})"
@@ -62,7 +67,8 @@ def interfaces() -> dict[str, str]:
 
 def chosen_interface(known: dict[str, str], master: str) -> tuple[str, str]:
     """(name, address) of the interface this rank uses: as NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME say, else the one
-    that leads to the machine of rank 0. Raises RankError when the variable names none that is here.
+    that leads to the machine of rank 0; on that machine itself, whose own name often stands for the loopback, the first
+    that leads out (NCCL's order: InfiniBand, then others). Raises RankError when the variable names none that is here.
     """
     for variable in _VARIABLES:
         wanted = os.environ.get(variable)
@@ -80,6 +86,10 @@ def chosen_interface(known: dict[str, str], master: str) -> tuple[str, str]:
             address = str(probe.getsockname()[0])
     except OSError:
         address = "127.0.0.1"
+    outside = [name for name in known if not name.startswith(_INSIDE)]
+    if address.startswith("127.") and outside:
+        name = min(outside, key=lambda name: not name.startswith("ib"))
+        return name, known[name]
     return next((name for name, other in known.items() if other == address), "unknown"), address
 
 
@@ -138,14 +148,18 @@ def preflight(store: Any, rank: int, world_size: int, seconds: float = SECONDS) 
     Raises RankError on every rank that is there, naming who is missing or which two cannot connect.
     """
     end = time.monotonic() + seconds
-    name, address = chosen_interface(interfaces(), os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    known = interfaces()
+    name, address = chosen_interface(known, os.environ.get("MASTER_ADDR", "127.0.0.1"))
     leads = os.environ.get("LOCAL_RANK", "0") == "0"
-    with _listening(address) if leads else contextlib.nullcontext(0) as port:
-        own = Card(rank, socket.gethostname(), name, address, port, leads)
+    told = any(os.environ.get(variable) for variable in _VARIABLES)
+    outside = (other for other in known.values() if other != address and not other.startswith("127."))
+    others = () if told else tuple(outside)
+    with _listening(address if told else "") if leads else contextlib.nullcontext(0) as port:
+        own = Card(rank, socket.gethostname(), name, address, port, leads, others)
         store.set(f"preflight/card/{rank}", json.dumps(asdict(own)))
         cards = _gather(store, "card", range(world_size), end, seconds)
-        known = [Card(**json.loads(cards[number])) for number in range(world_size)]
-        leaders = [card for card in known if card.leads]
+        everyone = [_card(cards[number]) for number in range(world_size)]
+        leaders = [card for card in everyone if card.leads]
         if leads:
             store.set(f"preflight/verdict/{rank}", _verdict(own, leaders, end, seconds))
         # The others may need the whole time themselves before they say so.
@@ -153,24 +167,42 @@ def preflight(store: Any, rank: int, world_size: int, seconds: float = SECONDS) 
     problems = [text for text in verdicts.values() if text]
     if problems:
         raise RankError(problems[0])
-    return known
+    return everyone
+
+
+def _card(text: str) -> Card:
+    values = json.loads(text)
+    return Card(**{**values, "others": tuple(values.get("others", ()))})
 
 
 def _verdict(own: Card, leaders: list[Card], end: float, seconds: float) -> str:
     """What keeps this rank from the others, or an empty string."""
     for peer in leaders:
-        if peer.rank == own.rank:
+        # A machine without an IPv4 address of its own cannot be tested; one machine is reached over its loopback.
+        if peer.rank == own.rank or (peer.address.startswith("127.") and peer.host != own.host):
             continue
-        try:
-            left = max(0.1, end - time.monotonic())
-            socket.create_connection((peer.address, peer.port), timeout=left, source_address=(own.address, 0)).close()
-        except OSError as error:
+        problem = _connect(own, peer, end)
+        if problem is not None:
             return (
-                f"{own} cannot reach {peer} within {seconds:g} s: {error or type(error).__name__}. Open the firewall"
+                f"{own} cannot reach {peer} within {seconds:g} s: {problem}. Open the firewall"
                 f" between them, or name the right network with {_VARIABLES[0]} (now"
                 f" {os.environ.get(_VARIABLES[0], 'not set')})"
             )
     return ""
+
+
+def _connect(own: Card, peer: Card, end: float) -> str | None:
+    """Why no address of the peer answers, None where one does."""
+    source = None if own.others else (own.address, 0)
+    problem, addresses = None, (peer.address, *peer.others)
+    for number, address in enumerate(addresses):
+        left = max(0.1, (end - time.monotonic()) / (len(addresses) - number))
+        try:
+            socket.create_connection((address, peer.port), timeout=left, source_address=source).close()
+            return None
+        except OSError as error:
+            problem = problem or str(error) or type(error).__name__
+    return problem
 
 
 def _gather(store: Any, kind: str, ranks: range | list[int], end: float, seconds: float) -> dict[int, str]:
@@ -179,7 +211,7 @@ def _gather(store: Any, kind: str, ranks: range | list[int], end: float, seconds
     while not all(store.check([key]) for key in keys.values()):
         if time.monotonic() > end:
             missing = [rank for rank, key in keys.items() if not store.check([key])]
-            there = [Card(**json.loads(store.get(key).decode())) for key in _cards(store, keys)]
+            there = [_card(store.get(key).decode()) for key in _cards(store, keys)]
             hosts = ", ".join(sorted({f"{card.host} ({card.interface} {card.address})" for card in there}))
             raise RankError(
                 f"ranks {', '.join(map(str, missing[:16]))}{' ...' if len(missing) > 16 else ''} did not come within"

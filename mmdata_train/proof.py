@@ -214,12 +214,24 @@ def _remedy(small: dict[str, Any]) -> str:
     return "Try parallel.schedule 1f1b, zero_stage 1 or activation_checkpointing none, one at a time"
 
 
+def _not_compiled(reason: str) -> ParityError:
+    return ParityError(
+        f"compiled layers cannot run in this layout under torch {torch.__version__} ({reason[:300]}); set"
+        " train.compile: false"
+    )
+
+
 def prove_here(config: TrainConfig, world_size: int, device: DeviceType) -> Proof:
     """Compare on ranks started on this machine; a pass is remembered. Raises ParityError, RankError."""
     facts = facts_of(config, world_size, device)
     small = shrunk(config, config.parallel.layout(world_size).data)
-    with RankPool(world_size, SECONDS, device) as pool:
-        curve = pool.run(curve_of, small)[0]
+    try:
+        with RankPool(world_size, SECONDS, device) as pool:
+            curve = pool.run(curve_of, small)[0]
+    except RankError as error:
+        if not config.train.compile:
+            raise
+        raise _not_compiled(str(error).rstrip("\n").rsplit("\n", 1)[-1]) from error
     reference = reference_curve(small, device)
     proof = judged(Proof(difference(curve, reference), curve, reference, facts))
     remember(proof)
@@ -287,11 +299,7 @@ def prove(config: TrainConfig, mesh: Mesh, reference: Curve | None) -> None:
     except Exception as error:
         if not config.train.compile:
             raise
-        first = str(error).split("\n", 1)[0]
-        raise ParityError(
-            f"compiled layers cannot run in this layout under torch {torch.__version__} ({first}); set train.compile:"
-            " false"
-        ) from error
+        raise _not_compiled(str(error).split("\n", 1)[0]) from error
     proof = judged(Proof(difference(curve, box[0]), curve, box[0], facts))
     if dist.get_rank() == 0:
         remember(proof)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from mmdata_train.errors import RankError  # noqa: E402
-from mmdata_train.preflight import _matches, chosen_interface, interfaces, meet, preflight  # noqa: E402
+from mmdata_train.preflight import Card, _connect, _matches, chosen_interface, interfaces, meet, preflight  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,18 @@ def test_peer_that_cannot_be_reached_is_named_with_both_interfaces() -> None:
     assert "NCCL_SOCKET_IFNAME (now not set)" in message
 
 
+def test_one_of_several_addresses_is_enough() -> None:
+    """Where no variable chose, the address a machine thinks it is reached at may be the wrong one."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = closed.getsockname()[1]
+    own = Card(0, "a", "eth0", "127.0.0.1", 1, True, others=("127.0.0.2",))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        peer = Card(1, "b", "eth0", "127.0.0.9", port, True, others=("127.0.0.1",))
+        assert _connect(own, peer, time.monotonic() + 4.0) is None
+    assert "refused" in str(_connect(own, replace(peer, port=dead), time.monotonic() + 2.0)).lower()
+
+
 def test_trouble_of_one_rank_is_told_to_all() -> None:
     store = dist.HashStore()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -94,7 +107,11 @@ def test_interfaces_are_chosen_by_nccls_rule(wanted: str, hits: list[str]) -> No
 
 def test_named_interface_wins_and_an_unknown_one_lists_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"}
-    assert chosen_interface(known, "127.0.0.1") == ("lo", "127.0.0.1")
+    assert chosen_interface(known, "127.0.0.1") == ("ib0", "10.1.0.5"), "on rank 0's own machine: the way out"
+    assert chosen_interface({"lo": "127.0.0.1", "docker0": "172.17.0.1"}, "127.0.0.1") == ("lo", "127.0.0.1")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth")
+    assert chosen_interface(known, "127.0.0.1") == ("eth0", "10.0.0.5")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib")
     assert chosen_interface(known, "127.0.0.1") == ("ib0", "10.1.0.5")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "bond0")
