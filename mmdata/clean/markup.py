@@ -15,6 +15,8 @@ from html.entities import html5
 
 from selectolax.lexbor import LexborHTMLParser
 
+from mmdata.clean.characters import normalize_line_ends
+
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _CODE = re.compile(r"```.*?(?:```|\Z)|``[^`\n]*``|`[^`\n]*`", re.DOTALL)
 _SKELETON = re.compile(r"\s*(?:<\?xml[^<>]{0,200}>\s*)?<(?:!doctype\s+html|html|head|body)[\s>]", re.IGNORECASE)
@@ -127,15 +129,18 @@ DENSE = 8  # known tags in 1,000 characters
 
 
 def unescape_references(text: str) -> str:
-    """Character references decoded, also doubly escaped ones; references that stand only in code stay."""
+    """Character references decoded, also doubly escaped ones; references that stand only in code stay.
+
+    A line end that was written as `&#13;` or `&#13;&#10;` becomes \\n.
+    """
     if not _has_reference(text) or not _has_reference(_CODE.sub("", text)):
         return text
+    decoded, before = text, ""
     for _ in range(3):
-        decoded = _REFERENCE.sub(_decode, text)
-        if decoded == text:
+        before, decoded = decoded, _REFERENCE.sub(_decode, decoded)
+        if decoded == before:
             break
-        text = decoded
-    return text
+    return decoded if "\r" in text else normalize_line_ends(decoded)
 
 
 def _has_reference(text: str) -> bool:

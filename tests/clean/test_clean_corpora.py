@@ -134,3 +134,11 @@ def test_the_encoding_repair_equals_ftfy_on_every_clean_line(shared: Path) -> No
     different = {line for line in lines if ours[line] != ftfy.fix_text(line, SAFE)}
     assert different and all("¡¦" in line or "¡§" in line or "¡¨" in line for line in different)
     assert not any(mark in ours[line] for line in different for mark in ("¡¦", "¡§", "¡¨", "¡X"))
+
+
+def test_cleaning_what_is_clean_changes_nothing(shared: Path) -> None:
+    dirty = [record["text"] for record in records(shared / "data/dirty.jsonl")]
+    once = run([*dirty, *clean_texts(shared)[::10], "第一行&#13;&#10;第二行&#13;第三行，都是正文。"])
+    twice = Cleaner("auto").clean_documents(once.kept)
+    assert [document.text for document in twice.kept] == [document.text for document in once.kept]
+    assert once.kept[-1].text == "第一行\n第二行\n第三行，都是正文。"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from math import log2
 
 import numpy as np
@@ -85,6 +86,13 @@ def test_a_row_depends_on_its_text_alone() -> None:
     assert (measure(texts) == alone).all()
     assert (measure(texts[::-1]) == alone[::-1]).all()
     assert (measure(texts) == alone).all(), "arrays kept from batch to batch carry nothing over"
+
+
+def test_threads_measure_beside_each_other_without_disturbing_one_another() -> None:
+    texts = ["中文，" * 50, "a b c " * 300, "word " * 1000, "é" * 40] * 30
+    alone = measure(texts)
+    with ThreadPoolExecutor(4) as pool:
+        assert all((rows == alone).all() for rows in pool.map(measure, [texts] * 8))
 
 
 def test_runs_longer_than_one_packed_counter_are_counted_whole() -> None:

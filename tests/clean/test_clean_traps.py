@@ -110,12 +110,18 @@ def test_text_that_merely_holds_angle_brackets_or_ampersands_stays() -> None:
         assert strip_markup(text) == text
 
 
+@pytest.mark.parametrize("text", ["¡Xochimilco existe!", "¡Karamba! ¿Qué?", "5 § 3 ¨", "¡Xa! «¡Kilo!» ¡§ é"])
+def test_spanish_is_not_taken_for_big5(text: str) -> None:
+    assert fix_mojibake(text) == text
+
+
 @pytest.mark.parametrize(
     ("broken", "right"),
     [
         ("æˆ‘çˆ±åŒ—äº¬", "我爱北京"),
         ("ÎÒ°®±±¾©ÌìÃÅ¹ã³¡ÉÏÌ«ÑôÉý", "我爱北京天门广场上太阳升".replace("天门", "天门")),
         ("itâ€™s", "it’s"),
+        ("America¡¦s ¡§war¡¨ ¡X and peace", "America’s “war” — and peace"),
         ("“executable modeâ€\ufffd", "“executable mode”"),
         ("pi√π presto", "più presto"),
         ("mГ©dicament Г bien", "médicament à bien"),
