@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from ftfy.fixes import uncurl_quotes
 
 from mmdata.clean.catalog import CATALOG
+from mmdata.clean.language import LANGUAGES, detect, script
+from mmdata.clean.measure import measure
 from mmdata.clean.pipeline import Cleaner
 from mmdata.document import Document, Part
 
@@ -30,6 +33,7 @@ CLEAN = {
     "instruct_zh_medical_alpaca.jsonl": "output", "instruct_en_zh_identity_alpaca.jsonl": "output",
 }  # fmt: skip
 EXCERPT = 24
+LONG = {"en": re.compile("[A-Za-z]"), "zh": re.compile("[\u4e00-\u9fff]")}
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -113,6 +117,31 @@ def repair(folder: Path) -> list[str]:
     return [f"| {kind} | {total[kind]} | {equal[kind]} | {gone[kind]} |" for kind in total]
 
 
+def languages(folder: Path) -> list[str]:
+    """Rows of the language table: files, language or script, share of documents and of long lines found to be in it."""
+    rows = []
+    for name in list(CLEAN)[:6]:
+        texts = [record["text"] for record in records(folder / name)]
+        enough = LONG[name[:2]]
+        lines = [line for text in texts for line in text.split("\n") if len(enough.findall(line)) >= 20]
+        shares = []
+        for units in (texts, lines):
+            found = [LANGUAGES[number] for number in detect(measure(units))]
+            shares.append(f"{100 * found.count(name[:2]) / len(units):.2f} % of {len(units)}")
+        rows.append(f"| `{name}` | {name[:2]} | {shares[0]} | {shares[1]} |")
+    try:
+        import opencc
+    except ImportError:
+        return rows
+    texts = [r["text"] for name in list(CLEAN)[2:6] for r in records(folder / name) if len(r["text"]) >= 30]
+    for conversion, wanted in (("s2t", "traditional"), ("t2s", "simplified")):
+        convert = opencc.OpenCC(conversion).convert
+        found = [script(row) for row in measure([convert(text[:2000]) for text in texts])]
+        share = f"{100 * found.count(wanted) / len(found):.2f} % of {len(found)}"
+        rows.append(f"| the Chinese files, converted by OpenCC {conversion} | {wanted} | {share} | |")
+    return rows
+
+
 def step_rows() -> list[str]:
     """The table of steps in docs/cleaning.md; a test holds it equal to the catalogue."""
     rows = []
@@ -137,11 +166,14 @@ def main() -> None:
     rows, changes = survival(options.folder)
     survived = ["| file | documents | kept | changed | by step |", "|---|---|---|---|---|", *rows]
     repaired = ["| kind | records | equal to the clean form | dropped |", "|---|---|---|---|", *repair(options.folder)]
-    print("\n".join([*survived, "", *repaired]))
+    spoken = ["| text | wanted | documents | lines of 20 Han or 20 Latin letters |", "|---|---|---|---|"]
+    spoken += languages(options.folder)
+    print("\n".join([*survived, "", *repaired, "", *spoken]))
     if options.write:
         page = (DOCS / "cleaning.md").read_text(encoding="utf-8")
         steps = ["| step | kind | what it does | parameters | source |", "|---|---|---|---|---|", *step_rows()]
-        page = put(put(put(page, "steps", steps), "survival", survived), "repair", repaired)
+        for mark, rows in (("steps", steps), ("survival", survived), ("repair", repaired), ("languages", spoken)):
+            page = put(page, mark, rows)
         (DOCS / "cleaning.md").write_text(page, encoding="utf-8")
         title = "# Clean documents that the default recipe changes\n\nMade by `benchmarks/clean_quality.py`; "
         title += "each step alone, first difference only, at most 24 characters.\n"
