@@ -56,5 +56,6 @@ def _ask(side: str, items: Sequence[Item], asking: Asking) -> list[str]:
     )  # fmt: skip
     opened = open_entry(model, Ranks(), 2048, 8)
     chat = opened.has_template if asking.chat is None else asking.chat
-    prompts = prompts_of(opened, model, SetEntry(kind="answers", path="", chat=chat), items, chat)
+    entry = SetEntry(kind="answers", path="", chat=chat, max_new_tokens=asking.options["max_new_tokens"])
+    prompts = [one.prompt for one in prompts_of(opened, model, entry, items, chat)]
     return [one.text for one in complete(opened.model, prompts, GenerationOptions(**asking.options))]

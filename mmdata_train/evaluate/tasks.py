@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -110,7 +110,8 @@ def run_answers(opened: OpenedModel, model: ModelEntry, entry: SetEntry, seed: i
     """Generate answers and score them; ranks share the items. A collective."""
     items = read_set(entry)
     chat = opened.has_template if entry.chat is None else entry.chat
-    prompts = prompts_of(opened, model, entry, items, chat)
+    asked = prompts_of(opened, model, entry, items, chat)
+    prompts = [one.prompt for one in asked]
     rank, ranks = rank_and_ranks()
     stops = {stop for prompt in prompts for stop in prompt.stop_ids}
     options = GenerationOptions(
@@ -123,6 +124,10 @@ def run_answers(opened: OpenedModel, model: ModelEntry, entry: SetEntry, seed: i
     found = _gather(own, ranks)
     answers = [found[n][0] for n in range(len(items))]
     result = score_set(items, answers, entry)
+    wanted = model.shots or entry.shots
+    fewer = sum(one.shots < wanted for one in asked)
+    if fewer:
+        result.notes.append(f"{fewer:,} of {len(items):,} prompts hold fewer than {wanted} examples, to fit the model")
     long = sum(reason in ("length", "context") for _, reason in found.values())
     if long:
         result.notes.append(f"{long:,} of {len(items):,} answers were cut off at max_new_tokens {entry.max_new_tokens}")
@@ -142,27 +147,65 @@ def _gather(own: dict[int, Any], ranks: int) -> dict[int, Any]:
     return {number: value for part in parts for number, value in part.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class AskedItem:
+    """An item's prompt. shots: examples before it that fitted."""
+
+    prompt: Prompt
+    shots: int
+
+
 def prompts_of(
     opened: OpenedModel, model: ModelEntry, entry: SetEntry, items: Sequence[Item], chat: bool
-) -> list[Prompt]:
-    """The prompt of each item: in the chat template, or as plain text; system message and examples before it."""
-    shots = _shot_items(model, entry)
-    if not chat:
+) -> list[AskedItem]:
+    """The prompt of each item, in the chat template or as plain text; system message and examples before it.
+
+    Examples are left out from the last on until prompt and answer fit the model. Raises EvaluationError for an item
+    that does not fit alone.
+    """
+    shots, longest = _shot_items(model, entry), opened.model.config.max_positions
+    make = _chat_prompts(opened, model) if chat else _text_prompts(opened, model, entry)
+    asked = []
+    for item in items:
+        for count in range(len(shots), -1, -1):
+            prompt = make(item, shots[:count])
+            if len(prompt.ids) + entry.max_new_tokens <= longest:
+                break
+        if len(prompt.ids) >= longest:
+            raise EvaluationError(
+                f"{item.path}:{item.line}: the question has {len(prompt.ids):,} tokens, the model takes {longest:,} in"
+                " all; leave it out"
+            )
+        asked.append(AskedItem(prompt, count))
+    return asked
+
+
+MakePrompt = Callable[[Item, Sequence[Item]], Prompt]
+
+
+def _text_prompts(opened: OpenedModel, model: ModelEntry, entry: SetEntry) -> MakePrompt:
+    def make(item: Item, shots: Sequence[Item]) -> Prompt:
         head = f"{model.system}\n\n" if model.system else ""
         head += "".join(f"{shot.prompt}\n{shot.references[0]}\n\n" for shot in shots)
-        return [text_prompt(opened.model, f"{head}{item.prompt}\n", entry.begin or "auto") for item in items]
+        return text_prompt(opened.model, f"{head}{item.prompt}\n", entry.begin or "auto")
+
+    return make
+
+
+def _chat_prompts(opened: OpenedModel, model: ModelEntry) -> MakePrompt:
     prompter = ChatPrompter(opened.model, thinking=False)
-    before: list[dict[str, Any]] = []
-    for shot in shots:
-        before += [dict(message) for message in shot.messages if message["role"] != "system"]
-        before.append({"role": "assistant", "content": shot.references[0]})
-    prompts = []
-    for item in items:
+
+    def make(item: Item, shots: Sequence[Item]) -> Prompt:
+        before: list[dict[str, Any]] = []
+        for shot in shots:
+            before += [dict(message) for message in shot.messages if message["role"] != "system"]
+            before.append({"role": "assistant", "content": shot.references[0]})
         messages = [dict(message) for message in item.messages]
         own = [messages.pop(0)] if messages[0]["role"] == "system" else []
         system = [{"role": "system", "content": model.system}] if model.system else own
-        prompts.append(prompter.prompt([*system, *before, *messages]))
-    return prompts
+        return prompter.prompt([*system, *before, *messages])
+
+    return make
 
 
 def _shot_items(model: ModelEntry, entry: SetEntry) -> list[Item]:

@@ -26,7 +26,7 @@ from mmdata_train.evaluate.opened import OpenedModel, open_entry  # noqa: E402
 from mmdata_train.evaluate.perplexity import ShardTexts, make_row, pack_windows, windows  # noqa: E402
 from mmdata_train.evaluate.run import evaluate  # noqa: E402
 from mmdata_train.evaluate.suite import Ranks  # noqa: E402
-from mmdata_train.evaluate.tasks import run_choices, run_perplexity  # noqa: E402
+from mmdata_train.evaluate.tasks import run_answers, run_choices, run_perplexity  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.loss import IGNORED  # noqa: E402
 
@@ -62,6 +62,9 @@ def files(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
         for n, name in enumerate(("Lily", "Tom", "Mum", "Ben", "Sue", "Tim"))
     ]  # fmt: skip
     (folder / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    asked = [{"question": f"{name} went to the park", "answer": "to play"} for name in ("Lily", "Tom", "Ben", "Sue")]
+    asked += [{"question": text, "answer": "x"} for text in ("Once", "The dog", "One day, she saw a big")]
+    (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
     return folder
 
 
@@ -196,7 +199,29 @@ def test_examples_are_left_out_until_the_prompt_fits_and_the_result_says_so(mode
         run_choices(tiny, ModelEntry(model=model_folder), entry)
 
 
-def scores_on_rank(folder: str, files: str, ranks: tuple[int, int, int]) -> tuple[list[dict[str, Any]], list[Any]]:
+def test_examples_of_answers_that_do_not_fit_are_left_out_and_told(
+    model_folder: str, files: Path, tmp_path: Path
+) -> None:
+    opened = open_entry(ModelEntry(model=model_folder), Ranks(), 64, 4)
+    shots = tmp_path / "shots.jsonl"
+    shots.write_text(json.dumps({"question": "word " * 150, "answer": "x"}) + "\n", encoding="utf-8")
+    model = ModelEntry(model=model_folder, shots=1, shots_from=str(shots))
+    questions = tmp_path / "qa.jsonl"
+    long = {"question": "Once upon a time " * 30, "answer": "y"}
+    short = {"question": "Once", "answer": "y"}
+    questions.write_text(json.dumps(short) + "\n" + json.dumps(long) + "\n", encoding="utf-8")
+    entry = SetEntry(kind="answers", path=str(questions), max_new_tokens=5, metrics=("f1",), chat=False)
+    outcome = run_answers(opened, model, entry, 1, 2)
+    assert "1 of 2 prompts hold fewer than 1 examples, to fit the model" in outcome.result.notes
+    assert ["word word" in record["prompt"] for record in outcome.records] == [True, False]
+    questions.write_text(json.dumps({"question": "Once upon a time " * 200, "answer": "y"}) + "\n", encoding="utf-8")
+    with pytest.raises(EvaluationError, match=r"qa.jsonl:1: the question has [\d,]+ tokens, the model takes 512"):
+        run_answers(opened, model, entry, 1, 2)
+
+
+def scores_on_rank(
+    folder: str, files: str, ranks: tuple[int, int, int]
+) -> tuple[list[dict[str, Any]], list[Any], list[str]]:
     layout = Ranks(tensor=ranks[0], pipeline=ranks[1], data=ranks[2])
     opened = open_entry(ModelEntry(model=folder), layout, 128, 4)
     perplexity = run_perplexity(
@@ -204,15 +229,23 @@ def scores_on_rank(folder: str, files: str, ranks: tuple[int, int, int]) -> tupl
     )
     plain = run_perplexity(opened, SetEntry(kind="perplexity", path=f"{files}/plain", seq_length=64))
     quiz = run_choices(opened, ModelEntry(model=folder), SetEntry(kind="choices", path=f"{files}/quiz.jsonl"))
-    return perplexity.records + plain.records, [record["log_likelihoods"] for record in quiz.records]
+    answers: list[str] = []
+    if opened.whole:
+        asked = SetEntry(kind="answers", path=f"{files}/asked.jsonl", max_new_tokens=6, metrics=("f1",), chat=False)
+        answers = [
+            record["prediction"] for record in run_answers(opened, ModelEntry(model=folder), asked, 1, 4).records
+        ]
+    return perplexity.records + plain.records, [record["log_likelihoods"] for record in quiz.records], answers
 
 
 @pytest.mark.parametrize("layout", [(2, 2, 1), (2, 1, 2), (1, 1, 4)])
 def test_every_layout_gives_the_same_sums_on_every_rank(
     layout: tuple[int, int, int], ranks: RankPool, model_folder: str, files: Path
 ) -> None:
-    expected, quiz = scores_on_rank(model_folder, str(files), (1, 1, 1))
-    for found, choices in ranks.run(scores_on_rank, model_folder, str(files), layout):
+    expected, quiz, said = scores_on_rank(model_folder, str(files), (1, 1, 1))
+    assert len(said) == 7 and len(set(said)) > 2
+    for found, choices, answers in ranks.run(scores_on_rank, model_folder, str(files), layout):
+        assert answers == ([] if layout[0] * layout[1] > 1 else said)
         assert [r["tokens"] for r in found] == [r["tokens"] for r in expected]
         assert [r["nll"] for r in found] == pytest.approx([r["nll"] for r in expected], rel=1e-5)
         for ours, theirs in zip(choices, quiz, strict=True):
