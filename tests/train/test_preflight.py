@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -53,7 +54,8 @@ def test_rank_that_does_not_come_is_named_within_the_limit() -> None:
 
 
 def card_of_a_silent_rank(address: str, port: int) -> str:
-    return f'{{"rank": 1, "host": "node7", "interface": "ib0", "address": "{address}", "port": {port}, "leads": true}}'
+    values = {"rank": 1, "host": socket.gethostname(), "interface": "ib0", "address": address, "port": port}
+    return json.dumps({**values, "leads": True})
 
 
 def test_peer_that_cannot_be_reached_is_named_with_both_interfaces() -> None:
@@ -67,7 +69,9 @@ def test_peer_that_cannot_be_reached_is_named_with_both_interfaces() -> None:
         preflight(store, 0, 2, 2.0)
     message = str(caught.value)
     own = f"rank 0 ({socket.gethostname()}, interface "
-    assert message.startswith(own) and "cannot reach rank 1 (node7, interface ib0, 127.0.0.1) within 2 s" in message
+    assert (
+        message.startswith(own) and f"cannot reach rank 1 ({socket.gethostname()}, interface ib0, 127.0.0.1)" in message
+    )
     assert "NCCL_SOCKET_IFNAME (now not set)" in message
 
 
