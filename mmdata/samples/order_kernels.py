@@ -94,6 +94,31 @@ def blend_two(first: float, second: float, dataset_index: Any, sample_index: Any
 
 
 @kernel
+def blend_four(weights: Any, dataset_index: Any, sample_index: Any) -> None:
+    """`blend` for three or four sets in the same way; a missing fourth is infinitely far ahead."""
+    one, two, three = weights[0], weights[1], weights[2]
+    four = weights[3] if len(weights) > 3 else 0.0
+    first, second, third = 0.0, 0.0, 0.0
+    fourth = 0.0 if len(weights) > 3 else np.inf
+    scale = 1.0
+    for draw in range(len(dataset_index)):
+        low, other = one * scale - first, two * scale - second
+        high, last = three * scale - third, four * scale - fourth
+        in_low, in_high = np.int64(other > low), np.int64(last > high)
+        worst, worst_high = max(low, other), max(high, last)
+        best = 2 + in_high if worst_high > worst else in_low
+        taken_low = second if in_low else first
+        taken_high = fourth if in_high else third
+        dataset_index[draw] = best
+        sample_index[draw] = np.int64(taken_high if best > 1 else taken_low)
+        first += best == 0
+        second += best == 1
+        third += best == 2
+        fourth += best == 3
+        scale = 1.0 if draw == 0 else scale + 1.0
+
+
+@kernel
 def blend(weights: Any, dataset_index: Any, sample_index: Any) -> None:
     """Give each draw to the set that is farthest behind its share; the first of equals wins.
 
@@ -103,6 +128,9 @@ def blend(weights: Any, dataset_index: Any, sample_index: Any) -> None:
     count = len(weights)
     if count == 2:
         blend_two(weights[0], weights[1], dataset_index, sample_index)
+        return
+    if 2 < count <= 4:
+        blend_four(weights, dataset_index, sample_index)
         return
     half = (count + 1) // 2
     shares = np.zeros(2 * half, dtype=np.float64)

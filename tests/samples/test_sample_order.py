@@ -175,13 +175,26 @@ def test_random_sets_equal_megatron_cores_live(number: int) -> None:
         assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    "weights", [[1], [1, 1], [7, 3], [1, 0], [1, 1, 1], [0, 5, 2], [1, 2, 2, 1], [0, 0, 0, 1], [1, 1, 1, 1, 1]]
+)
+def test_few_sets_are_blended_as_many_are(weights: list[float]) -> None:
+    shares = normalized(weights)
+    padded = np.concatenate((shares, np.zeros(6)))  # sets without a share: the general way
+    few, many = blend_index(shares, 3000), blend_index(padded, 3000)
+    plain = blend_index(shares, 3000, "numpy")
+    for one, other, third in zip(few, many, plain, strict=True):
+        assert np.array_equal(one, other) and np.array_equal(one, third)
+
+
 @pytest.mark.peer
 @pytest.mark.filterwarnings("ignore")
 def test_blends_equal_megatron_cores_live() -> None:
     helpers = pytest.importorskip("megatron.core.datasets.helpers_cpp")
     for seed in range(20):
         rng = np.random.RandomState(seed)
-        weights = normalized(rng.random_sample(rng.randint(1, 30)).tolist())
+        count = seed % 6 + 1 if seed < 12 else rng.randint(1, 30)
+        weights = normalized([1.0] * count if seed % 2 else rng.random_sample(count).tolist())
         size = int(rng.randint(1, 5000))
         datasets, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
         helpers.build_blending_indices(datasets, samples, weights.tolist(), len(weights), size, False)
