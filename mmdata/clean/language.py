@@ -43,12 +43,15 @@ def detect(rows: Matrix) -> npt.NDArray[np.int8]:
     return out
 
 
+def scripts(rows: Matrix) -> list[str | None]:
+    """`simplified` or `traditional` for each document by which script's own characters are more, None for neither."""
+    names = ("simplified", None, "traditional")
+    return [names[sign + 1] for sign in np.sign(rows[:, c.TRADITIONAL] - rows[:, c.SIMPLIFIED]).tolist()]
+
+
 def script(row: npt.NDArray[np.int64]) -> str | None:
-    """`simplified` or `traditional` Chinese by which script's own characters are more, None where there are none."""
-    traditional, simplified = int(row[c.TRADITIONAL]), int(row[c.SIMPLIFIED])
-    if traditional == simplified:
-        return None
-    return "traditional" if traditional > simplified else "simplified"
+    """The same of one document's row."""
+    return scripts(row[np.newaxis])[0]
 
 
 class FastTextModel:

@@ -120,6 +120,11 @@ class Cleaner:
         return result
 
     def _collect(self, documents: list[Document], batch: Batch, verdicts: Verdicts, result: CleanResult) -> None:
+        numbers = batch.languages
+        spoken = None if numbers is None else [language.LANGUAGES[number] for number in numbers.tolist()]
+        variants = language.scripts(batch.rows)
+        kinds = (("review", result.review), ("flags", result.flagged))
+        marks = [(name, counter, verdicts.marks[name]) for name, counter in kinds if verdicts.marks[name]]
         for i, document in enumerate(documents):
             changed = i in batch.changed_by
             drop = verdicts.dropped.get(i)
@@ -133,16 +138,15 @@ class Cleaner:
                 continue
             result.changed_documents += changed
             kept = batch.documents[i] if changed else document
-            for name, counter in (("review", result.review), ("flags", result.flagged)):
-                marks = verdicts.marks[name].get(i)
-                if marks:
-                    counter.update(marks)
-                    kept.meta[name] = marks
-            if batch.languages is not None:
-                kept.language = language.LANGUAGES[batch.languages[i]] if kept.language is None else kept.language
+            for name, counter, marked in marks:
+                if i in marked:
+                    counter.update(marked[i])
+                    kept.meta[name] = marked[i]
+            if spoken is not None:
+                kept.language = spoken[i] if kept.language is None else kept.language
                 result.languages[kept.language] += 1
-                variant = language.script(batch.rows[i]) if kept.language == "zh" else None
-                if variant:
+                variant = variants[i]
+                if variant is not None and kept.language == "zh":
                     kept.meta["script"] = variant
             result.kept.append(kept)
 

@@ -48,7 +48,7 @@ class Batch:
         cls, documents: list[Document], starts: npt.NDArray[np.uint8], bounds: tuple[float, float] = EXACT
     ) -> Batch:
         """Documents that are measured when a step first asks for their rows."""
-        chat = np.array([any(part.role != "text" for part in d.parts) for d in documents], np.bool_)
+        chat = np.array([d.parts[0].role != "text" if len(d.parts) == 1 else _is_chat(d) for d in documents], np.bool_)
         rows = np.zeros((len(documents), c.COLUMNS), np.int64)
         return cls(list(documents), rows, starts, bounds, chat, stale=set(range(len(documents))))
 
@@ -79,6 +79,10 @@ class Batch:
         self.stale.add(i)
         self.changed_by.setdefault(i, []).append(step)
         return True
+
+
+def _is_chat(document: Document) -> bool:
+    return any(part.role != "text" for part in document.parts)
 
 
 class Verdicts:
@@ -175,7 +179,8 @@ def _repair(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str],
 
 
 def _has_line_ends(document: Document) -> bool:
-    return any("\r" in p.text or "\u2028" in p.text or "\u2029" in p.text for p in document.parts)
+    text = document.text
+    return "\r" in text or "\u2028" in text or "\u2029" in text
 
 
 def _where(step: Step, batch: Batch, verdicts: Verdicts) -> Mask:
