@@ -36,7 +36,6 @@ _HAN_OR_KANA = re.compile("[\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\
 _WIDE_WORD = re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+")
 _WIDE_SIGN = re.compile("[\uff01-\uff5e\u3000]")
 _ALNUM = re.compile("[0-9A-Za-z\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
-_LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
 _ODD_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f]")
 
 
@@ -106,7 +105,9 @@ def order_marks(text: str) -> str:
 
 def normalize_line_ends(text: str) -> str:
     """\\r\\n, \\r, U+2028 and U+2029 become \\n."""
-    return _LINE_ENDS.sub("\n", text)
+    for end in ("\r\n", "\r", "\u2028", "\u2029"):
+        text = text.replace(end, "\n")
+    return text
 
 
 def normalize_spaces(text: str) -> str:
