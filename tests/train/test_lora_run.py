@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 import mmdata  # noqa: E402
 from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state  # noqa: E402
 from mmdata_train.config import TrainConfig  # noqa: E402
-from mmdata_train.config_io import build, dump_yaml  # noqa: E402
+from mmdata_train.config_io import build, dump_yaml, load_mapping  # noqa: E402
 from mmdata_train.errors import ConfigError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.lora.layer import adapter_parameters  # noqa: E402
@@ -25,7 +25,7 @@ from mmdata_train.lora.tokens import plan_tokens, write_extended  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
 from mmdata_train.optim import build_optimizer  # noqa: E402
 from mmdata_train.run import finetune  # noqa: E402
-from mmdata_train.session import open_engine  # noqa: E402
+from mmdata_train.session import base_config, open_engine  # noqa: E402
 from mmdata_train.trainer import RunSummary  # noqa: E402
 
 WORDS = [f"w{i:02d}" for i in range(56)]
@@ -103,21 +103,21 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in map(json.loads, lines) if record["kind"].startswith(("train", "valid"))]
 
 
-def test_adapters_learn_in_any_layout_and_a_second_start_continues(
-    shards: Path, tokenizer: Path, one: RankPool, ranks: RankPool, tmp_path: Path
+def test_adapters_learn_in_one_stage_or_two_and_a_second_start_continues(
+    shards: Path, tokenizer: Path, one: RankPool, two: RankPool, tmp_path: Path
 ) -> None:
     lora = {"lora_rank": 4, "lora_dropout": 0.1, "lora_plus_ratio": 4.0}
     one.run(run, config_of(shards, tokenizer, tmp_path / "one", **lora))
     found = losses(tmp_path / "one")
     assert found[-1] < found[0]
-    split = {"tensor": 2, "parity_check": False}
     limits = config_of(shards, tokenizer, tmp_path / "parts", **lora)
     stopping = build(TrainConfig, {**json_of(limits), "train": {**json_of(limits)["train"], "exit_after_minutes": 0.0}})
     assert one.run(run, stopping)[0].steps == 1
     assert one.run(run, limits)[0].steps == 4
     assert losses(tmp_path / "parts") == found
-    four = config_of(shards, tokenizer, tmp_path / "four", **lora, parallel={**split, "pipeline": 2})
-    assert ranks.run(run, four)[0].steps == 4
+    stages = {"pipeline": 2, "parity_check": False}
+    split = config_of(shards, tokenizer, tmp_path / "split", **lora, parallel=stages)
+    assert two.run(run, split)[0].steps == 4
 
 
 def json_of(config: TrainConfig) -> dict[str, Any]:
@@ -221,6 +221,30 @@ def test_checkpoint_takes_at_most_a_tenth_more_than_adapters_and_moments(
     assert found is not None
     size = sum(path.stat().st_size for path in found.iterdir())
     assert expected < size < 1.1 * expected
+
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "stories_lora.yaml"
+
+
+def test_example_lowers_the_loss_of_texts_it_did_not_train_on(shared: Path, one: RankPool, tmp_path: Path) -> None:
+    mapping = load_mapping(EXAMPLE)
+    root = EXAMPLE.parent.parent
+    mapping["model"] = str(shared / "models" / "stories260K")
+    mapping["data"]["train"] = str(root / mapping["data"]["train"])
+    mapping["data"]["valid"] = {"stories": str(root / mapping["data"]["valid"]["stories"])}
+    del mapping["train"]["epochs"]
+    mapping["train"] |= {"steps": 8, "eval_every": 8}
+    mapping["output"] = {"dir": str(tmp_path)}
+    one.run(run, build(TrainConfig, mapping))
+    records = [json.loads(line) for line in events(tmp_path).rstrip("\n").split("\n")]
+    course = [record["loss"] for record in records if record["kind"] == "valid/stories"]
+    assert course[0] == pytest.approx(2.3467, abs=1e-3)
+    assert course[-1] < course[0] - 0.05
+
+
+def test_model_folder_that_is_not_there_says_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"models/stories260K is no folder here; give the model's .* --set model=DIR"):
+        base_config(build(TrainConfig, {**load_mapping(EXAMPLE), "model": "no/models/stories260K"}))
 
 
 def test_targets_are_our_names_the_folders_names_or_patterns() -> None:
