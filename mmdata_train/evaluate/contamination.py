@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-import mmdata
 from mmdata.dedup.overlap import EvalGrams, collect_grams, overlap_of
 from mmdata.document import Document, Part
 from mmdata.indexed.reader import IndexedDataset
@@ -114,9 +113,3 @@ def decoded(shard: IndexedDataset, tokenizer: Any) -> Iterator[str]:
     """The text of each document of a shard."""
     for number in range(shard.document_count):
         yield tokenizer.decode(shard.document(number))
-
-
-def shard_texts(prefixes: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, Iterable[str]]]:
-    """(prefix, texts) of shards."""
-    for prefix in prefixes:
-        yield prefix, decoded(mmdata.IndexedDataset(prefix), tokenizer)

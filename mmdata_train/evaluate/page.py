@@ -76,7 +76,8 @@ def _summary(evaluation: Evaluation) -> str:
         facts = evaluation.sets[name]
         base = by_model[models[0]].main if models[0] in by_model else None
         main = next(iter(by_model.values())).main
-        label = f'{escape(name)} <span class="small">{escape(main.name)}, {main.items:,} items'
+        counted = "tokens" if main.lower_is_better else "items"
+        label = f'{escape(name)} <span class="small">{escape(main.name)}, {main.items:,} {counted}'
         label += f", {escape(str(facts['group']))}" if facts.get("group") else ""
         cells = [_cell(by_model[m].main if m in by_model else None, base) for m in models]
         rows.append([f"{label}</span>", *cells])

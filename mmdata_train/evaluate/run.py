@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +155,12 @@ def _publish(suite: Suite, found: Evaluation) -> None:
 def _check_contamination(suite: Suite, found: Evaluation) -> None:
     """Fill in the overlap with known training data; refuse where it is too large and not allowed."""
     sources = list(_training_sources(suite, found))
-    texts = [text for entry in suite.sets.values() for text in _evaluated(entry)]
     if not sources:
         found.notes.append("contamination was not checked: no training data is known; name it under `training`")
         return
-    if not texts:
-        found.notes.append("contamination was not checked: perplexity of shards has no items")
-        return
-    report: OverlapReport = find_overlap(texts, _texts_of(sources, suite), suite.overlap)
+    tokenizers: dict[str, Any] = {}
+    texts = [text for entry in suite.sets.values() for text in _evaluated(entry, suite, tokenizers)]
+    report: OverlapReport = find_overlap(texts, _texts_of(sources, suite, tokenizers), suite.overlap)
     found.contamination = asdict(report)
     if not suite.allow_contamination:
         refuse(report)
@@ -169,8 +168,8 @@ def _check_contamination(suite: Suite, found: Evaluation) -> None:
         found.notes.append(f"{len(report.contaminated)} contaminated items were allowed (--allow-contamination)")
 
 
-def _evaluated(entry: SetEntry) -> Iterator[EvaluatedText]:
-    """The texts of a set's items, as far as it has items."""
+def _evaluated(entry: SetEntry, suite: Suite, tokenizers: dict[str, Any]) -> Iterator[EvaluatedText]:
+    """The texts of a set's items; of shards, its documents, whose number from 0 stands in the line's place."""
     if entry.kind == "choices":
         for question in read_questions(entry.path)[: entry.limit]:
             yield EvaluatedText(question.path, question.line, (question.question, *question.options))
@@ -178,11 +177,17 @@ def _evaluated(entry: SetEntry) -> Iterator[EvaluatedText]:
         for item in read_set(entry, asked=False):
             asked = [str(message["content"]) for message in item.messages if message["role"] != "system"]
             yield EvaluatedText(item.path, item.line, (*asked, *item.references))
-    else:
-        for file in raw_inputs(entry.path):
+    elif raw := raw_inputs(entry.path):
+        for file in raw:
             for line, record in read_records(file):
                 if isinstance(record.get("text"), str):
                     yield EvaluatedText(file, line, (record["text"],))
+    else:
+        for prefix in resolve(entry.path).shards:
+            shard = IndexedDataset(prefix)
+            texts = decoded(shard, _tokenizer_for(shard, suite, tokenizers))
+            for number, text in enumerate(islice(texts, entry.limit)):
+                yield EvaluatedText(prefix, number, (text,))
 
 
 def _training_sources(suite: Suite, found: Evaluation) -> Iterator[str]:
@@ -213,8 +218,7 @@ def _data_of_run(path: Path) -> list[str]:
     return []
 
 
-def _texts_of(sources: Iterable[str], suite: Suite) -> Iterator[tuple[str, Iterable[str]]]:
-    tokenizers: dict[str, Any] = {}
+def _texts_of(sources: Iterable[str], suite: Suite, tokenizers: dict[str, Any]) -> Iterator[tuple[str, Iterable[str]]]:
     for source in sources:
         if raw_inputs(source):
             yield source, (" \n".join(_strings(record)) for _, record in read_records(source))

@@ -366,6 +366,23 @@ output: {tmp_path}/out
     assert record["ended"] in ("length", "stop")
 
 
+def test_documents_of_an_evaluation_shard_are_items_too(model_folder: str, files: Path, tmp_path: Path) -> None:
+    tokenizer = mmdata.load_tokenizer(model_folder)
+    held_out = "A small fox found seven red apples near the old wooden bridge and ate them all before night came."
+    for name, texts in (("train", [STORY * 2, LAW]), ("valid", [held_out, f"{LAW} {LAW}"])):
+        with mmdata.ShardWriter(str(tmp_path / name), vocab_size=512) as writer:
+            for ids in tokenizer.encode_batch(texts).split():
+                writer.add_document(ids.tolist())
+    suite = Suite(
+        models={"base": ModelEntry(model=model_folder)},
+        sets={"valid": SetEntry(kind="perplexity", path=str(tmp_path / "valid"))},
+        training=(str(tmp_path / "train"),),
+        output=tmp_path / "out",
+    )
+    with pytest.raises(ContaminationError, match=r"1 of 2 evaluation items .*valid:1 "):
+        evaluate(suite)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
