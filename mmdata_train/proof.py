@@ -138,7 +138,13 @@ def curve_of(small: TrainConfig, mesh: Mesh | None = None) -> Curve:
     length, rows = small.data.seq_length, small.train.global_batch_size
     if small.train.compile:
         torch.compiler.reset()
-    engine = open_engine(small, seq_length=length, total_steps=STEPS, mesh=mesh)
+    level = logger.level
+    # What is said of the small model would be taken for the run's own.
+    logger.setLevel(logging.WARNING)
+    try:
+        engine = open_engine(small, seq_length=length, total_steps=STEPS, mesh=mesh)
+    finally:
+        logger.setLevel(level)
     mesh = engine.model.mesh
     share = rows // mesh.layout.data
     own = slice(mesh.data_rank * share, (mesh.data_rank + 1) * share)
