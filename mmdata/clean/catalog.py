@@ -68,7 +68,7 @@ REPAIRS = (
             "ftfy 6.3, ftfy.readthedocs.io"),
     _repair("c1", "remaining C1 characters are read as Windows-1252", "WHATWG encoding standard"),
     _repair("invisible", "zero-width, bidirectional, soft-hyphen, private-use characters and noncharacters go",
-            "Unicode 23; the table below"),
+            "Unicode 23; table of characters"),
     _repair("fullwidth", "fullwidth letters and digits become ASCII; punctuation too in lines without Han", OURS),
     _repair("nfc", "Unicode normal form C", "Unicode annex 15"),
     _repair("odd_spaces", "no-break and typographic spaces become U+0020", "Unicode 6.2"),
