@@ -21,7 +21,7 @@ HURTFUL = {
     "lines": ("a\n", 500_000),
     "boilerplate": ("Home\n", 200_000), "returns": ("\r", 1_000_000), "escapes": ("\x1b[", 500_000),
     "combining marks": ("\u0301\u0316", 250_000), "joiners": ("\u200c", 300_000), "fullwidth": ("！ａ", 160_000),
-    "lost": ("\ufffd", 300_000),
+    "lost": ("\ufffd", 300_000), "mixed words": ("A1b2", 250_000), "dashes": ("1-", 500_000), "groups": ("a:", 500_000),
 }  # fmt: skip
 DROPPED = {
     "addresses": "top_word_chars", "base64": "longest_word", "no space": "character_run_share", "references": "words",
@@ -31,7 +31,8 @@ DROPPED = {
     "runs of spaces": "top_word_chars",
     "spaces": "words", "blank lines": "words", "tails": "top_word_chars", "lines": "duplicate_lines",
     "boilerplate": "", "returns": "words", "escapes": "words", "combining marks": "longest_word", "joiners": "words",
-    "fullwidth": "top_word_chars", "lost": "ruined",
+    "fullwidth": "top_word_chars", "lost": "ruined", "mixed words": "longest_word", "dashes": "letter_share",
+    "groups": "top_word_chars",
 }  # fmt: skip
 DEADLINE = 300  # seconds; all of it takes about eight
 
