@@ -52,9 +52,9 @@ class SetEntry:
     kind: `perplexity` of a shard, a folder of shards, or JSON lines of texts; `answers` to JSON lines of questions;
     `choices` among the options of a CSV or JSON lines file or a folder of them. group: `domain` or `general`, for gain
     and loss. chat: ask in the chat template (null: where the model has one, answers only). begin: a begin token before
-    texts (null: as the tokenizer does for texts, never for shards). seq_length: longest context of perplexity; stride:
-    by how much windows of longer texts advance (null: half of it). score: of an option, its letter or its text, the
-    latter also per byte. shots, shots_from: examples before each question. subjects: names by file name.
+    texts (null: as the tokenizer does for texts, never for shards). seq_length: longest context of perplexity and
+    choices; stride: by how much windows of longer texts advance (null: half of it). score: of an option, its letter or
+    its text, the latter also per byte. shots, shots_from: examples before each question. subjects: names by file name.
     """
 
     kind: Kind
