@@ -3,8 +3,8 @@
 `character_table()` gives one uint16 for each code point of the Basic Multilingual Plane: its class, its ftfy category
 and a few marks. It is built from the `unicodedata` and codecs of the running Python (about 0.2 s, once a process) and
 from ftfy's own published categories, so the pre-check follows the installed ftfy. Code points above U+FFFF are
-classified by `astral_info`. Traditional-only and simplified-only characters come from the Big5 and GB 2312 codecs: a
-character in one standard only is typical of that script; this misjudges a few hundred rare characters.
+classified by `entry` of mmdata.clean.scan_kernel. Traditional-only and simplified-only characters come from the Big5
+and GB 2312 codecs: a character in one standard only is typical of that script; this misjudges a few hundred rare ones.
 """
 
 from __future__ import annotations
