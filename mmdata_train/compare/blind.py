@@ -53,7 +53,7 @@ def draw(
 ) -> BlindTest:
     """Shuffle items and sides. Raises EvaluationError where no item has two different answers.
 
-    Equal answers are left out: a rater can only call them a tie; they are counted as ties when votes are counted.
+    Equal answers are left out, since a rater can only call them a tie, and are counted apart from the votes.
     """
     chance = random.Random(f"blind:{seed}")
     order = list(range(len(items)))

@@ -151,7 +151,7 @@ def _base_names(files: WeightFiles, model: ModelConfig) -> dict[str, str]:
 
 
 def _refuse_strangers(adapter: Adapter, names: Mapping[str, str]) -> None:
-    strangers = [path for path in adapter.paths() if f"{path}.weight" not in names]
+    strangers = [path for path in adapter.touched() if f"{path}.weight" not in names]
     if strangers:
         raise ExportError(
             f"the adapter changes {strangers[0]} ({len(strangers)} modules in all), which the base does not have; is"
@@ -181,7 +181,8 @@ class _Merger:
         made = []
         for name, key in self.names.items():
             stored = self.files.tensors[key]
-            grows = f"{name.removesuffix('.weight')}{TOKENS}" in self.adapter.tensors
+            tables = (name, self._tied_to(name) or name)
+            grows = any(f"{table.removesuffix('.weight')}{TOKENS}" in self.adapter.tensors for table in tables)
             shape = (self.rows, *stored.shape[1:]) if grows else stored.shape
             made.append(Entry(name, shape, self.dtype or getattr(torch, stored.dtype)))
         return made
@@ -189,11 +190,16 @@ class _Merger:
     def produce(self, name: str) -> Tensor:
         """The merged tensor in the dtype it is stored in."""
         key = self.names[name]
-        merged = merge(self.adapter, name, self._read(key), self.dtype)
+        merged = merge(self.adapter, name, self._read(key), self.dtype, tied_to=self._tied_to(name))
         self.change = max(self.change, merged.change)
         if merged.change:
             self.rounding = max(self.rounding, merged.rounding)
         return merged.weight
+
+    def _tied_to(self, name: str) -> str | None:
+        """The embedding whose table a head is made of, None for every other tensor."""
+        same = (other for other, key in self.names.items() if other != name and key == self.names[name])
+        return next(same, None) if name == HEAD else None
 
     def _read(self, key: str) -> Tensor:
         file = self.files.tensors[key].file

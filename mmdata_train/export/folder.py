@@ -6,6 +6,7 @@ Everything is written to a hidden folder beside it, which is renamed at the end.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -65,7 +66,11 @@ def whole_folder(output: Path, needed: int) -> Iterator[Path]:
 
 
 def _publish(staging: Path, output: Path) -> None:
-    sync_directory(str(staging / RECORD))
+    for path in sorted(staging.rglob("*"), reverse=True):
+        if path.is_file():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        sync_directory(str(path))
     former = None
     if output.exists():
         former = staging.with_name(f"{staging.name}.former")

@@ -72,6 +72,11 @@ class Adapter:
         """Modules with a low-rank update."""
         return [name.removesuffix(A) for name in self.tensors if name.endswith(A)]
 
+    def touched(self) -> list[str]:
+        """Modules any tensor belongs to: low-rank updates, rows of tokens, modules stored whole."""
+        ends = (A, B, MAGNITUDE_VECTOR, TOKENS, BASE_COPY, ".weight", ".bias")
+        return list(dict.fromkeys(next((n.removesuffix(e) for e in ends if n.endswith(e)), n) for n in self.tensors))
+
     def tokens_of(self, path: str) -> tuple[int, ...]:
         """Token ids whose rows of the embedding or head at `path` the adapter holds."""
         if path + TOKENS not in self.tensors:

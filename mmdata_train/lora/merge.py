@@ -48,19 +48,23 @@ def refuse_quantised(folder: str | Path) -> None:
 
 
 @torch.no_grad()
-def merge(adapter: Adapter, key: str, weight: Tensor, dtype: torch.dtype | None = None) -> Merged:
+def merge(
+    adapter: Adapter, key: str, weight: Tensor, dtype: torch.dtype | None = None, *, tied_to: str | None = None
+) -> Merged:
     """The base tensor `key` of the Hugging Face folder with the adapter's update, computed in float32 and stored as
     `dtype` (default: as it came). A tensor the adapter does not touch comes back as it is with change 0.
 
     weight: as in the folder, [out, in], or [in, out] where GPT-2 stores it so. An embedding or head gains rows where
-    the adapter holds tokens beyond it. Base models' keys without `model.` or `transformer.` are found too. Raises
+    the adapter holds tokens beyond it. Base models' keys without `model.` or `transformer.` are found too. tied_to: the
+    embedding's key where `key` is a head made of its table; rows of tokens trained there are the head's too. Raises
     AdapterError for a base that is not floating point, or shapes that disagree.
     """
     path = _path_of(adapter, key)
     if path is None and not key.endswith(".weight"):
         weight = adapter.tensors.get(key, weight)  # the bias of a module stored whole
     stored = weight.dtype if dtype is None else dtype
-    exact = None if path is None else _exact(adapter, path, weight)
+    tied = None if tied_to is None else _path_of(adapter, tied_to)
+    exact = None if path is None else _exact(adapter, path, weight, tied)
     if exact is None:
         cast = weight.to(stored)
         return Merged(cast, 0.0, _largest(cast.double() - weight.double()) if stored != weight.dtype else 0.0)
@@ -83,11 +87,10 @@ def _path_of(adapter: Adapter, key: str) -> str | None:
     for found in (path, f"model.{path}", f"transformer.{path}"):
         if any(found + end in adapter.tensors for end in ends):
             return found
-    # A tied head has the embedding's rows: tokens trained there are trained in the head too.
     return None
 
 
-def _exact(adapter: Adapter, path: str, weight: Tensor) -> Tensor | None:
+def _exact(adapter: Adapter, path: str, weight: Tensor, tied: str | None) -> Tensor:
     tensors = adapter.tensors
     if not weight.is_floating_point() or weight.element_size() < 2:
         raise AdapterError(
@@ -96,11 +99,12 @@ def _exact(adapter: Adapter, path: str, weight: Tensor) -> Tensor | None:
         )
     whole = tensors.get(f"{path}.weight", tensors.get(path + BASE_COPY))
     base = weight.float() if whole is None else whole.float()
-    if path + A in tensors:
-        base = _updated(adapter, path, base)
+    # Rows first: a head's adapter acts on new tokens too.
     if path + TOKENS in tensors:
         base = _with_rows(adapter, path, base)
-    return base
+    elif whole is None and tied is not None and tied + TOKENS in tensors:
+        base = _with_rows(adapter, tied, base)
+    return _updated(adapter, path, base) if path + A in tensors else base
 
 
 def _updated(adapter: Adapter, path: str, base: Tensor) -> Tensor:

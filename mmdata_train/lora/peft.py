@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mmdata.errors import OutputExistsError
+from mmdata.indexed.durable import sync_directory, write_durably
 from mmdata_train.errors import AdapterError
 from mmdata_train.lora.adapter import (
     BASE_COPY,
@@ -33,7 +34,7 @@ from mmdata_train.lora.adapter import (
     PeftConfig,
 )
 from mmdata_train.lora.merge import Merged, merge, refuse_quantised
-from mmdata_train.lora.peft_file import CONFIG, Entry, config_json, read_config, read_tensors, write_tensors
+from mmdata_train.lora.peft_file import CONFIG, WEIGHTS, Entry, config_json, read_config, read_tensors, write_tensors
 from mmdata_train.lora.settings import (
     ADDED,
     HEAD,
@@ -229,17 +230,22 @@ def write_adapter(
     folder = Path(folder)
     if (folder / CONFIG).exists() and not overwrite:
         raise OutputExistsError(f"{folder} holds an adapter already; choose another folder, or --overwrite")
+    if source.token_ids and not source.model.tie_embeddings and HEAD in resolve_targets(source.lora, source.model):
+        raise AdapterError(
+            "new tokens beside an adapter of a head with a matrix of its own have no PEFT form; export it merged"
+        )
     config, entries = peft_config(state, source), list(_entries(state, source))
     folder.mkdir(parents=True, exist_ok=True)
     scratch = folder / ".adapter.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
-        write_tensors(scratch / "adapter_model.safetensors", entries)
-        (scratch / CONFIG).write_text(config_json(config), encoding="utf-8")
+        write_tensors(scratch / WEIGHTS, entries)
+        write_durably(str(scratch / CONFIG), config_json(config).encode())
         (folder / CONFIG).unlink(missing_ok=True)  # a reader sees the old adapter, none, or the new one
-        (scratch / "adapter_model.safetensors").replace(folder / "adapter_model.safetensors")
+        (scratch / WEIGHTS).replace(folder / WEIGHTS)
         (scratch / CONFIG).replace(folder / CONFIG)
+        sync_directory(str(folder / CONFIG))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore::FutureWarnin
 
 from click.testing import CliRunner  # noqa: E402
 from export_models import CHATML, LAYOUTS, SIZES, VOCAB, write_tokenizer  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from mmdata_train.checkpoint import Checkpointer  # noqa: E402
 from mmdata_train.cli import main  # noqa: E402
@@ -177,6 +178,32 @@ def test_added_tokens_grow_the_vocabulary_of_what_they_are_merged_into(
         assert torch.equal(ours[:260], theirs[:260])
         assert torch.allclose(ours[260], theirs[1:3].mean(dim=0)) and torch.allclose(ours[261], theirs[3])
     assert found.config.tie_word_embeddings == (kind == "tied")
+
+
+def test_merged_head_holds_new_tokens_and_its_adapter(tied: Path, ranks: RankPool, tmp_path: Path) -> None:
+    lora = LoraConfig(rank=4, targets=("q_proj", "lm_head"), added_ids=ADDED.ids)
+    ranks.run(save_adapter, "tp2pp2", tied, tmp_path / "checkpoints", lora, {})
+    export(tmp_path / "checkpoints", tmp_path / "adapter", "peft")
+    export(tmp_path / "checkpoints", tmp_path / "merged", "merged")
+    merged = merged_model(tmp_path / "merged")
+    grown = transformers.AutoModelForCausalLM.from_pretrained(tied)
+    grown.resize_token_embeddings(262)
+    found = logits(peft.PeftModel.from_pretrained(grown, tmp_path / "adapter"))
+    assert merged.lm_head.weight.shape[0] == merged.get_input_embeddings().weight.shape[0] == 262
+    assert (logits(merged) - found).abs().max() < 1e-5
+
+
+def test_module_of_an_adapter_that_the_base_lacks_is_refused(llama: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=4, target_modules=["v_proj"], modules_to_save=["norm"])
+    model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(llama), config)
+    model.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    assert "base_model.model.model.norm.weight" in tensors
+    export(tmp_path / "theirs", tmp_path / "merged", "merged")
+    save_file({**tensors, "base_model.model.score.weight": torch.ones(2, 32)}, file)
+    with pytest.raises(ExportError, match=r"the adapter changes score \(1 modules in all\), which the base does not"):
+        export(tmp_path / "theirs", tmp_path / "other", "merged")
 
 
 def test_adapter_made_by_peft_is_merged_into_its_base(llama: Path, tmp_path: Path) -> None:

@@ -335,6 +335,35 @@ def test_rows_of_new_tokens_load_in_peft_and_merge_for_transformers(
         near(merged(WITH_NEW).logits, found)
 
 
+@pytest.mark.parametrize("kind", PEERS)
+def test_an_adapter_of_the_head_acts_on_new_tokens_too(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    lora = LoraConfig(rank=3, targets=("q_proj", "head"), added_ids=NEW.ids)
+    base = config_from_folder(folders[kind], dropout=0.0, attention_dropout=0.0)
+    model = extended(base, lora, folders[kind], NEW)
+    source = source_of(model, lora, folders[kind])
+    with torch.no_grad():
+        found = model(WITH_NEW, POSITIONS)
+    embedding = "transformer.wte.weight" if kind == "gpt2" else "model.embed_tokens.weight"
+    if base.tie_embeddings:
+        write_adapter(state_of(model), source, tmp_path / "adapter")
+        grown = base_of(folders[kind])
+        grown.resize_token_embeddings(53)
+        with torch.no_grad():
+            near(peft.PeftModel.from_pretrained(grown, tmp_path / "adapter").eval()(WITH_NEW).logits, found)
+    else:
+        with pytest.raises(AdapterError, match="have no PEFT form; export it merged"):
+            write_adapter(state_of(model), source, tmp_path / "adapter")
+    adapter, stored = peft_adapter(state_of(model), source), load_file(folders[kind] / "model.safetensors")
+    weights = {key: merge(adapter, key, weight).weight for key, weight in stored.items()}
+    if base.tie_embeddings:
+        weights["lm_head.weight"] = merge(adapter, "lm_head.weight", stored[embedding], tied_to=embedding).weight
+    config = transformers.AutoConfig.from_pretrained(folders[kind], vocab_size=53, tie_word_embeddings=False)
+    merged = transformers.AutoModelForCausalLM.from_config(config).eval()
+    merged.load_state_dict(weights)
+    with torch.no_grad():
+        near(merged(WITH_NEW).logits, found)
+
+
 def test_auto_peft_makes_room_for_new_tokens_by_the_tokenizer_beside_the_adapter(tmp_path: Path) -> None:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
