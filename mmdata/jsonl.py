@@ -11,10 +11,10 @@ and standard input. Parsing is `mmdata.records`' affair.
 from __future__ import annotations
 
 from mmdata.reading.blocks import Block, Position, ReadOptions, read_blocks
-from mmdata.reading.inputs import InputFile, describe_place, find_inputs, stat_inputs, total_bytes
+from mmdata.reading.inputs import InputFile, LeftOut, describe_place, find_inputs, stat_inputs, total_bytes
 from mmdata.reading.writer import JsonlWriter
 
 __all__ = [
-    "Block", "InputFile", "JsonlWriter", "Position", "ReadOptions",
+    "Block", "InputFile", "JsonlWriter", "LeftOut", "Position", "ReadOptions",
     "describe_place", "find_inputs", "read_blocks", "stat_inputs", "total_bytes",
 ]  # fmt: skip

@@ -39,6 +39,6 @@ def _value(name: str, value: Any) -> Any:
 
 def _size(inputs: Sequence[str]) -> int | None:
     try:
-        return total_bytes(find_inputs(inputs))
+        return total_bytes(find_inputs(inputs, lambda left_out: None))
     except InputError:
         return None  # the conversion itself will say what is wrong

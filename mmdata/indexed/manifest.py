@@ -1,7 +1,7 @@
 """The manifest beside a shard: which tokenizer, inputs, options and bytes it was made of (docs/shard-format.md).
 
-Canonical JSON: equal shards have equal manifests, byte for byte. Reading costs about 50 microseconds and checks types,
-not truth: verify.py compares it with the shard.
+Canonical JSON: equal shards have equal manifests, byte for byte. Reading costs about 80 microseconds and checks types
+and the manifest's own hash, so that one altered by hand is refused; whether it fits the shard is verify.py's to say.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Manifest:
     @property
     def options_hash(self) -> str:
         """xxh3-128 of the canonical JSON of recipe and options."""
-        return str(xxhash.xxh3_128(canonical_json({"recipe": self.recipe, "options": self.options})).hexdigest())
+        return _hash_of({"recipe": self.recipe, "options": self.options})
 
     def to_json(self) -> bytes:
         """The manifest's bytes: UTF-8, sorted keys, indent of two, one line feed at the end."""
@@ -72,6 +72,7 @@ class Manifest:
         plain["options_hash"] = self.options_hash
         plain["files"] = {name: {"size": d.size, "xxh3_128": d.xxh3_128} for name, d in self.files.items()}
         plain["inputs"] = [{"path": i.path, "size": i.size, "xxh3_128": i.xxh3_128} for i in self.inputs]
+        plain[_SELF] = _hash_of(plain)
         return canonical_json(plain, indent=2) + b"\n"
 
 
@@ -82,6 +83,11 @@ def canonical_json(value: Any, indent: int | None = None) -> bytes:
     return _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
 
 
+def _hash_of(value: Any) -> str:
+    return str(xxhash.xxh3_128(canonical_json(value)).hexdigest())
+
+
+_SELF: Final = "manifest_hash"
 _HASH: Final = re.compile("[0-9a-f]{32}")
 _FILES: Final = {"bin", "idx"} | {f"{name}.{end}" for name in SIDECARS for end in ("bin", "idx")}
 _OPTIONAL_TEXT: Final = (str, type(None))
@@ -113,9 +119,12 @@ assert set(_TYPES) == {f.name for f in fields(Manifest)} | {"format_version", "o
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """The manifest in `content`; `path` is for messages. Raises ManifestError."""
+    """The manifest in `content`; `path` is for messages. One without `manifest_hash` is taken as it is.
+
+    Raises ManifestError.
+    """
     try:
-        plain = json.loads(content.decode("utf-8"))
+        plain = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except ValueError as error:
         raise _fault(path, f"is no UTF-8 JSON ({error})") from error
     except RecursionError as error:
@@ -125,6 +134,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     version = plain.get("format_version")
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise _fault(path, f"has format_version {version!r}; only {FORMAT_VERSION} is known")
+    own_hash = plain.pop(_SELF, None)
     _check_keys(plain, path)
     files = {name: _digest(value, f"files.{name}", path) for name, value in plain["files"].items()}
     inputs = tuple(_input(value, f"inputs[{number}]", path) for number, value in enumerate(plain["inputs"]))
@@ -132,7 +142,13 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     manifest = Manifest(files=files, inputs=inputs, **rest)
     if manifest.options_hash != plain["options_hash"]:
         raise _fault(path, "has an options_hash that is not the hash of its recipe and options")
+    if own_hash is not None and own_hash != _hash_of(plain):
+        raise _fault(path, f"was altered after it was written: its {_SELF} is not the hash of what it says")
     return manifest
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _fault(path: str, what: str) -> ManifestError:

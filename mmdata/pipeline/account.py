@@ -6,13 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mmdata.errors import InputError
 from mmdata.indexed.durable import digest_file
 from mmdata.indexed.manifest import InputFacts, Manifest
-from mmdata.jsonl import InputFile, total_bytes
+from mmdata.jsonl import InputFile, LeftOut, total_bytes
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.outputs import PublishedShard
 from mmdata.pipeline.places import input_names
@@ -23,7 +23,10 @@ from mmdata.tokenizer import LoadedTokenizer
 
 @dataclass(slots=True)
 class RunFacts:
-    """What the account needs to know of a run. where: the tokenizer as the user named it. recipe: resolved, as JSON."""
+    """What the account needs to know of a run. where: the tokenizer as the user named it. recipe: resolved, as JSON.
+
+    left_out: what folders among the inputs hold beside them.
+    """
 
     inputs: list[InputFile]
     prefix: str
@@ -37,6 +40,7 @@ class RunFacts:
     chat_template: str | None = None
     started: float = field(default_factory=time.time)
     notices: list[str] = field(default_factory=list)
+    left_out: Sequence[LeftOut] = ()
     setup_seconds: float = 0.0
 
     def manifest(self, key: str, tally: Tally, inputs: Sequence[InputFacts]) -> Manifest:
@@ -67,6 +71,7 @@ class RunFacts:
             tokenizer=self._tokenizer_record(),
             run=self._run_record(tally),
             stages=stages,
+            left_out=[asdict(one) for one in self.left_out],
         )
         return RunReport(build_report(parts), tuple(self.notices))
 

@@ -38,7 +38,7 @@ from mmdata.indexed.durable import write_durably
 from mmdata.indexed.layout import dtype_for_vocabulary
 from mmdata.indexed.manifest import canonical_json
 from mmdata.indexed.split import SPLIT_NAMES, split_shard
-from mmdata.jsonl import ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
+from mmdata.jsonl import LeftOut, ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
 from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts
 from mmdata.pipeline.dedup_run import dedup_params
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
@@ -100,7 +100,8 @@ class Conversion:
         self._opened = False
         self._prefix, self._options, self._run = prefix, options, run
         self._work_dir = prefix + ".work"
-        self._inputs = find_inputs(arguments)
+        self._left_out: list[LeftOut] = []
+        self._inputs = find_inputs(arguments, self._left_out.append)
         workers = fitting_workers(self._inputs) if run.workers is None else run.workers
         self._executor = make_executor(run.executor, workers, run.shard, caller_works=True)
         self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
@@ -111,6 +112,8 @@ class Conversion:
             numbered=options.split is not None or options.max_tokens_per_shard is not None,
         )  # fmt: skip
         self._notices: list[str] = []
+        for one in self._left_out:
+            self._say(str(one))
         if run.workers is None and workers == 1 < available_cores():
             self._say("workers: 1, since an input this small is done before others have started; --workers N says else")
         try:
@@ -143,7 +146,7 @@ class Conversion:
         self._facts = RunFacts(
             self._inputs, self._prefix, options, tokenizer, self._tokenizer, _version(), self._executor.workers,
             run.executor, None if self._recipe is None else _without_secrets(self._recipe),
-            started=self._started, notices=self._notices,
+            started=self._started, notices=self._notices, left_out=self._left_out,
         )  # fmt: skip
 
     def execute(self) -> RunReport:

@@ -57,10 +57,12 @@ class Position:
     line: int = 1
 
     def to_json(self) -> dict[str, int]:
+        """Plain JSON values; `from_json` gives the position back."""
         return {"input_number": self.input_number, "offset": self.offset, "line": self.line}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> Position:
+        """The position that `to_json` described."""
         return cls(int(state["input_number"]), int(state["offset"]), int(state["line"]))
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,16 +42,31 @@ class InputFile:
     compression: Compression
 
 
-def find_inputs(arguments: Sequence[str | os.PathLike[str]]) -> list[InputFile]:
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a folder holds beside the files that are read. files: how many; example: the first by name."""
+
+    folder: str
+    files: int
+    example: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.files:,} files left out, such as {self.example}; read are {_READABLE}"
+
+
+def find_inputs(
+    arguments: Sequence[str | os.PathLike[str]], left_out: Callable[[LeftOut], None] | None = None
+) -> list[InputFile]:
     """The files the arguments stand for, numbered in reading order.
 
+    left_out: called for each folder with files whose names say no format (hidden ones aside); None logs a warning.
     Raises InputError for what does not exist, cannot be read, matches nothing or has a name that says no format, and
     UsageError for a file named twice (through any spelling or link).
     """
     found: list[InputFile] = []
     seen: dict[str, str] = {}
     for argument in arguments:
-        for path in _expand(os.fspath(argument)):
+        for path in _expand(os.fspath(argument), left_out or _warn):
             identity = path if path == STDIN else os.path.normcase(os.path.realpath(path))
             if identity in seen:
                 raise UsageError(
@@ -95,13 +110,13 @@ def natural_key(path: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(piece), piece) if piece.isascii() and piece.isdigit() else (1, 0, piece) for piece in pieces)
 
 
-def _expand(argument: str) -> Iterator[str]:
+def _expand(argument: str, left_out: Callable[[LeftOut], None]) -> Iterator[str]:
     if argument == STDIN:
         yield STDIN
     elif "://" in argument:
         raise UsageError(f"{argument}: inputs are read from local files; copy it here or pipe it in as -")
     elif os.path.isdir(argument):
-        yield from _below(argument)
+        yield from _below(argument, left_out)
     elif os.path.exists(argument):
         yield argument
     elif glob.has_magic(argument):
@@ -111,25 +126,28 @@ def _expand(argument: str) -> Iterator[str]:
         if not matches:
             raise InputError(f"the pattern {argument} matches no file")
         for path in matches:
-            yield from _below(path) if os.path.isdir(path) else [path.replace(os.sep, "/")]
+            yield from _below(path, left_out) if os.path.isdir(path) else [path.replace(os.sep, "/")]
     else:
         raise InputError(f"there is no file or folder {argument}")
 
 
-def _below(folder: str) -> list[str]:
+def _warn(left_out: LeftOut) -> None:
+    _log.warning("%s", left_out)
+
+
+def _below(folder: str, left_out: Callable[[LeftOut], None]) -> list[str]:
     kept: list[str] = []
-    left_out: list[str] = []
+    others: list[str] = []
     for parent, folders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".") and not _leads_back(parent, name)]
         for name in names:
             if not name.startswith("."):
                 path = os.path.join(parent, name).replace(os.sep, "/")
-                (left_out if kind_of_name(path) is None else kept).append(path)
+                (others if kind_of_name(path) is None else kept).append(path)
     if not kept:
         raise InputError(f"the folder {folder} holds no file that can be read ({_READABLE})")
-    if left_out:
-        example = min(left_out, key=natural_key)
-        _log.warning("%s: %d files left out, such as %s; read are %s", folder, len(left_out), example, _READABLE)
+    if others:
+        left_out(LeftOut(folder, len(others), min(others, key=natural_key)))
     return sorted(kept, key=natural_key)
 
 

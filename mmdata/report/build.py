@@ -33,7 +33,10 @@ class RunReport:
 
 @dataclass(slots=True)
 class ReportParts:
-    """What a report is built of. inputs and outputs: one JSON object each; run: facts of this run; stages: any JSON."""
+    """What a report is built of. inputs and outputs: one JSON object each; run: facts of this run; stages: any JSON.
+
+    left_out: folder, files and example of what was not read.
+    """
 
     tally: Tally
     inputs: list[dict[str, Any]]
@@ -42,6 +45,7 @@ class ReportParts:
     tokenizer: dict[str, Any] | None
     run: dict[str, Any]
     stages: dict[str, Any] = field(default_factory=dict)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
 
 
 def build_report(parts: ReportParts) -> dict[str, Any]:
@@ -66,6 +70,7 @@ def build_report(parts: ReportParts) -> dict[str, Any]:
         "length_histogram": _histogram(tally.lengths),
         "counters": dict(sorted(tally.counters.items())),
         "inputs": parts.inputs,
+        "left_out": parts.left_out,
         "outputs": parts.outputs,
         "options": parts.options,
         "tokenizer": parts.tokenizer,

@@ -29,6 +29,7 @@ class Message:
 
     @property
     def size(self) -> int:
+        """Bytes that cross the pipe."""
         return len(self.data) + sum(len(buffer) for buffer in self.buffers)
 
     def __reduce__(self) -> tuple[type[Message], tuple[bytes, tuple[bytearray, ...]]]:

@@ -66,6 +66,7 @@ class Meter:
         self.started = self.clock()
 
     def add(self, text_bytes: int, documents: int, tokens: int, disk_bytes: int | None) -> None:
+        """Count what was done; disk_bytes: taken from the inputs in all, None where that is not known."""
         self.text_bytes += text_bytes
         self.documents += documents
         self.tokens += tokens
@@ -110,14 +111,17 @@ class LineProgress:
     def advance(
         self, *, text_bytes: int = 0, documents: int = 0, tokens: int = 0, disk_bytes: int | None = None
     ) -> None:
+        """Count what was done, and show it when it is time."""
         self._meter.add(text_bytes, documents, tokens, disk_bytes)
         if self._meter.clock() >= self._next:
             self._write()
 
     def stage(self, name: str) -> None:
+        """What is being done from now on."""
         self._meter.stage = name
 
     def close(self) -> None:
+        """Write the last line, once."""
         if not self._closed and self._meter.documents:
             self._write()
         self._closed = True
@@ -146,15 +150,18 @@ class TerminalProgress:
     def advance(
         self, *, text_bytes: int = 0, documents: int = 0, tokens: int = 0, disk_bytes: int | None = None
     ) -> None:
+        """Count what was done, and show it when it is time."""
         self._meter.add(text_bytes, documents, tokens, disk_bytes)
         if self._meter.clock() - self._drawn >= 0.2:
             self._draw()
 
     def stage(self, name: str) -> None:
+        """What is being done from now on."""
         self._meter.stage = name
         self._draw()
 
     def close(self) -> None:
+        """Draw the last state and leave it standing."""
         self._draw()
         self._display.stop()
 

@@ -140,17 +140,23 @@ class Tokenizer(Protocol):
     def config(self) -> Mapping[str, Any]:
         """`tokenizer_config.json` beside the source, or an empty mapping."""
 
-    def encode_batch(self, texts: Sequence[str]) -> TokenBatch: ...
+    def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Ids of each text, nothing added. Raises TokenizerTextError for a text that is not valid Unicode."""
 
-    def encode_with_offsets(self, text: str) -> OffsetEncoding: ...
+    def encode_with_offsets(self, text: str) -> OffsetEncoding:
+        """Ids of one text and the half-open character range of each."""
 
-    def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str: ...
+    def decode(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> str:
+        """Text of `ids`, special tokens included. Raises TokenizerTextError for an id outside the vocabulary."""
 
-    def token_bytes(self, token_id: int) -> bytes: ...
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes the token stands for; none for an id no token has."""
 
-    def id_to_token(self, token_id: int) -> str | None: ...
+    def id_to_token(self, token_id: int) -> str | None:
+        """The piece as the tokenizer writes it, or None for an id no token has."""
 
-    def token_to_id(self, token: str) -> int | None: ...
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a piece as the tokenizer writes it, or None."""
 
 
 def batch_from_lists(rows: Sequence[Sequence[int]]) -> TokenBatch:

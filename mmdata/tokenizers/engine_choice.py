@@ -133,6 +133,7 @@ class NoEncoder:
     name = "none"
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Raises TokenizerEngineError, always."""
         raise TokenizerEngineError(f"{len(texts)} texts to encode, but the tokenizer was loaded with engine none")
 
 
@@ -149,9 +150,11 @@ class GuardedEncoder:
 
     @property
     def name(self) -> str:
+        """The fast engine and its version."""
         return self._fast.name
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Ids of each text. Raises TokenizerTextError for a text that is not valid Unicode."""
         try:
             return self._fast.encode_batch(texts)
         except TokenizerEngineError as error:

@@ -51,6 +51,7 @@ class HuggingFaceEncoder:
         return batch_from_lists([encoding.ids for encoding in encodings])
 
     def encode_with_offsets(self, text: str) -> OffsetEncoding:
+        """Ids of one text and the half-open character range of each. Raises TokenizerTextError."""
         try:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception
@@ -60,6 +61,7 @@ class HuggingFaceEncoder:
         return OffsetEncoding(np.array(encoding.ids, np.int32), offsets[:, 0], offsets[:, 1])
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included, by the library's own decoder."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
@@ -115,9 +117,11 @@ class HuggingFaceKind:
         return HuggingFaceEncoder(definition.engine_json, str(self._source.files[0]))
 
     def encode_with_offsets(self, text: str) -> OffsetEncoding:
+        """Ids of one text and the half-open character range of each. Raises TokenizerTextError."""
         return self._reader.encode_with_offsets(text)
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, added tokens included. Raises TokenizerTextError for an id no token has."""
         unknown = next((i for i in ids if self.vocabulary.piece(i) is None), None)
         if unknown is not None:
             raise TokenizerTextError(f"id {unknown} is not in the vocabulary ({self.vocabulary.size} ids)")

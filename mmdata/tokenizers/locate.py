@@ -41,6 +41,7 @@ class Source:
 
     @property
     def folder(self) -> Path:
+        """Where its first file lies."""
         return self.files[0].parent
 
     def sibling(self, name: str) -> dict[str, Any]:
@@ -145,6 +146,7 @@ def _of_json(path: Path) -> Source:
 
 
 def first_byte(path: Path) -> int | None:
+    """The first byte of a file, None when it is empty."""
     with path.open("rb") as file:
         start = file.read(1)
     return start[0] if start else None

@@ -96,6 +96,7 @@ class SentencePieceKind:
         """Nothing is kept beside the engine."""
 
     def encode_with_offsets(self, text: str) -> OffsetEncoding:
+        """Ids of one text and the half-open character range of each. Raises TokenizerTextError."""
         refuse_surrogates([text])
         found = self._encoder.processor.encode_as_offset_mapping(text)
         offsets = np.array(found["offsets"], np.int64).reshape(-1, 2)

@@ -101,9 +101,11 @@ class TiktokenKind:
         """Nothing is kept beside the engine."""
 
     def encode_with_offsets(self, text: str) -> OffsetEncoding:
+        """Never called: `LoadedTokenizer` knows the ranges from the bytes of the tokens."""
         raise AssertionError("tokens of a rank file are the bytes of the text, always")
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Never called: `LoadedTokenizer` joins the bytes of the tokens."""
         raise AssertionError("tokens of a rank file are the bytes of the text, always")
 
 

@@ -68,6 +68,7 @@ def metaspace_bytes(piece: str) -> bytes:
 
 
 def plain_bytes(piece: str) -> bytes:
+    """Bytes of a piece that is spelled as the text it stands for."""
     return piece.encode()
 
 
@@ -102,6 +103,7 @@ class Vocabulary:
         return vocabulary
 
     def token_bytes(self, token_id: int) -> bytes:
+        """Bytes the token stands for; none for an id no token has."""
         return _slice(self._bytes, self._byte_ends, token_id)
 
     def rows(self, start: int, stop: int) -> list[tuple[int, str]]:
@@ -115,6 +117,7 @@ class Vocabulary:
         return [(number, text[2 * low : 2 * high]) for number, present, low, high in spans if present]
 
     def piece(self, token_id: int) -> str | None:
+        """The piece as the tokenizer writes it; None for an id no token has."""
         if not 0 <= token_id < self.size or not self.present[token_id]:
             return None
         return _slice(self._pieces, self._piece_ends, token_id).decode()

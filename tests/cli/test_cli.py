@@ -123,6 +123,31 @@ def test_mistakes_get_one_message_and_the_right_exit_code(
     assert not list(place.glob("x_*"))
 
 
+def test_debug_adds_the_traceback_and_keeps_the_exit_code(place: Path) -> None:
+    mistake = ("convert", "missing.jsonl", "-o", "d/a", "--tokenizer", "tok")
+    plain, debug = run(*mistake, cwd=place), run("--debug", *mistake, cwd=place)
+    assert b"Traceback" not in plain.stderr and plain.stderr.count(b"\n") == 1
+    assert b"Traceback (most recent call last)" in debug.stderr
+    assert b"InputError: there is no file or folder missing.jsonl" in debug.stderr
+    assert plain.returncode == debug.returncode == 1
+
+
+def test_what_a_folder_holds_beside_its_inputs_is_told_and_reported(place: Path) -> None:
+    folder = place / "mixed"
+    folder.mkdir()
+    shutil.copy(place / "a.jsonl", folder)
+    for name in ("notes.docx", "b.csv"):
+        (folder / name).write_bytes(b"x")
+    command = ("tokenize", "mixed", "-o", "mixed-out/a", "--tokenizer", "tok", "--json")
+    done = run(*command, cwd=place)
+    told = "mixed: 2 files left out, such as mixed/b.csv; read are .jsonl"
+    assert done.stderr.decode().count(told) == 1
+    report = json.loads(done.stdout)
+    assert report["left_out"] == [{"folder": "mixed", "files": 2, "example": "mixed/b.csv"}]
+    assert any(notice.startswith(told) for notice in report["run"]["notices"])
+    assert run(*command, "--quiet", "--overwrite", cwd=place).stderr == b""
+
+
 def test_standard_input_is_converted_and_its_drops_keep_their_text(place: Path) -> None:
     text = '{"text": "from a pipe, the first line of it"}\n{"text": ""}\n'
     done = run("convert", "-", "-o", "pipe/p", "--tokenizer", "tok", "--recipe", "none", "--json", "--quiet",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from small_shards import EOD, contents, file, full_shard, patch, plain_shard, random_documents, write_example
 
 from mmdata import errors
@@ -218,6 +220,10 @@ def test_remote_addresses_are_not_verified() -> None:
         (lambda m: m.replace(b'"documents"', b'"dokuments"'), "lacks keys"),
         (lambda m: m.replace(b'"dtype"', b'"x": 1, "dtype"'), "unknown keys"),
         (lambda m: m.replace(b'"append_eod": true', b'"append_eod": false'), "options_hash"),
+        (lambda m: m.replace(b'"path": "a.jsonl"', b'"path": "b.jsonl"'), "altered after it was written"),
+        (lambda m: m.replace(b'"layout": "plain"', b'"layout": "pai"'), "altered after it was written"),
+        (lambda m: m.replace(b'"manifest_hash": "', b'"manifest_hash": "0'), "altered after it was written"),
+        (lambda m: m.replace(b'"read": 40', b'"read": NaN'), "NaN is no JSON number"),
         (lambda m: m.replace(b'"path": "a.jsonl"', b'"path": 1'), "inputs[0]"),
         (lambda m: m.replace(b'"size": 100', b'"size": "100"'), "inputs[0]"),
         (lambda m: m.replace(b'"xxh3_128"', b'"md5"'), "files.bin"),
@@ -235,6 +241,23 @@ def test_manifest_that_lies_about_its_form_is_refused(
     with pytest.raises(errors.ManifestError) as caught:
         _ = IndexedDataset(shard).manifest
     assert words in str(caught.value) and str(file(shard, ".json")) in str(caught.value)
+
+
+def test_manifest_altered_by_hand_is_found_by_verify(shard: Path) -> None:
+    content = file(shard, ".json").read_bytes()
+    file(shard, ".json").write_bytes(content.replace(b'"path": "a.jsonl"', b'"path": "b.jsonl"'))
+    (finding,) = verify_shard(shard).findings
+    assert finding.error == "ManifestError" and finding.path == str(file(shard, ".json"))
+    assert "manifest_hash" in finding.message
+
+
+def test_manifest_hash_is_that_of_all_other_keys_and_may_be_missing(shard: Path) -> None:
+    plain = json.loads(file(shard, ".json").read_text(encoding="utf-8"))
+    own = plain.pop("manifest_hash")
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    assert own == xxhash.xxh3_128_hexdigest(text.encode())
+    file(shard, ".json").write_text(text, encoding="utf-8")
+    assert verify_shard(shard, True).ok
 
 
 def test_manifest_is_canonical_and_survives_reading(shard: Path) -> None:
