@@ -65,12 +65,14 @@ class AdaptedHead(OutputHead):
         if isinstance(added, DTensor):
             # Each rank's gradient covers the rows of its share of the vocabulary.
             added = added.to_local(grad_placements=[Partial()])
-        low = self.first_added - self.token_loss.shard.start
-        start, stop = max(low, 0), min(low + added.shape[0], weight.shape[0])
-        if start >= stop:
-            # Kept in the graph: every rank of the group takes part in summing the gradient.
-            return weight + 0.0 * added.sum()
-        return torch.cat((weight[:start], added[start - low : stop - low], weight[stop:]))
+        # Written alike for rows held here and elsewhere: on NCCL, ranks whose gradients differ in layout wait for one
+        # another for ever. Rows of other ranks go to a scratch row behind the last.
+        count = weight.shape[0]
+        places = torch.arange(added.shape[0], device=weight.device) + (self.first_added - self.token_loss.shard.start)
+        held = (places >= 0) & (places < count)
+        own = torch.where(held[:, None], added.to(weight.dtype), 0.0)
+        room = torch.cat((weight, weight.new_zeros(1, weight.shape[1])))
+        return room.index_copy(0, torch.where(held, places, count), own)[:count]
 
     def split(self, mesh: DeviceMesh) -> None:
         """B by vocabulary rows over the tensor axis, A and added rows whole."""
