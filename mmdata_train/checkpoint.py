@@ -158,13 +158,13 @@ def _check_adapters(checkpoint: Path, stored: dict[str, Any] | None, lora: LoraC
     """Raises CheckpointError where the adapters of the checkpoint are not those of this run."""
     wanted = None if lora is None else to_mapping(lora)
     # Dropout and the rate of B may change; the rest decides shapes and what the weights mean.
-    for name in ("rank", "alpha", "targets", "rslora", "dora"):
+    for name in ("rank", "alpha", "targets", "rslora", "dora", "added_ids"):
         found, here = (None if value is None else value.get(name) for value in (stored, wanted))
         if found != here:
             kinds = [f"lora_{name} {value}" if value is not None else "no adapters" for value in (found, here)]
             raise CheckpointError(
-                f"{checkpoint} holds {kinds[0]}, this run has {kinds[1]}; set the lora_ fields as they were, or export"
-                " it and start from the folder"
+                f"{checkpoint} holds {kinds[0]}, this run has {kinds[1]}; set the lora_ fields and added_tokens as they"
+                " were, or export it and start from the folder"
             )
 
 

@@ -47,6 +47,9 @@ class SlurmJob:
             raise ConfigError(f"--grace is {self.grace}; Slurm takes at most 65535 seconds")
         if _TIME.fullmatch(self.time) is None:
             raise ConfigError(f"--time {self.time!r} is no time of Slurm's; write 24:00:00, 90 (minutes) or 2-12:00:00")
+        for field in ("name", "partition", "account", "memory"):
+            if "\n" in (getattr(self, field) or ""):
+                raise ConfigError(f"--{field} {getattr(self, field)!r} has several lines; give one")
         for option in self.options:
             if not option.startswith("-") or "\n" in option:
                 raise ConfigError(f"--sbatch {option!r} is no option of sbatch; write it as --sbatch=--qos=high")
@@ -73,9 +76,10 @@ def slurm_script(config_path: str, config: TrainConfig, overrides: Sequence[str]
         "account": job.account,
         "signal": f"B:TERM@{job.grace}",
         "open-mode": "append",
-        "output": out / "slurm-%j.out",
+        # sbatch reads % in file names as a pattern, and quotes as a shell does.
+        "output": f"{str(out).replace('%', '%%')}/slurm-%j.out",
     }
-    head = [f"#SBATCH --{key}={value}" for key, value in wishes.items() if value is not None]
+    head = [f"#SBATCH --{key}={shlex.quote(str(value))}" for key, value in wishes.items() if value is not None]
     head.append("#SBATCH --requeue" if job.requeue else "#SBATCH --no-requeue")
     head += [f"#SBATCH {option}" for option in job.options]
     sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)

@@ -6,13 +6,12 @@ models share the items.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
 
-import mmdata
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig
 from mmdata_train.evaluate.rows import EngineScorer, RowScorer, WholeScorer
 from mmdata_train.evaluate.suite import ModelEntry, Ranks
@@ -76,6 +75,8 @@ def open_entry(entry: ModelEntry, ranks: Ranks, seq_length: int, rows: int) -> O
 
 def _in_parts(entry: ModelEntry, ranks: Ranks, seq_length: int, rows: int) -> OpenedModel:
     source = find_source(str(entry.model), entry.adapter)
+    if entry.tokenizer is not None:
+        source = replace(source, tokenizer=entry.tokenizer)
     length = min(seq_length, source.config.max_positions)
     each = max(-(-rows // ranks.data), ranks.pipeline)
     precision: Precision = pick_precision(pick_device(), entry.precision)
@@ -94,8 +95,6 @@ def _in_parts(entry: ModelEntry, ranks: Ranks, seq_length: int, rows: int) -> Op
         named = engine.model.named_parameters()
         load_named({n: w for n, w in named if full or is_adapter_weight(n)}, source, no_dist=False)
     stand_in = LoadedModel(engine.model.parts[0], source, engine.model.mesh.device, entry.chat_template)
-    if entry.tokenizer is not None:
-        stand_in.__dict__["tokenizer"] = mmdata.load_tokenizer(entry.tokenizer)
     return OpenedModel(stand_in, EngineScorer(engine, each * ranks.data), False)
 
 

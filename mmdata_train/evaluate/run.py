@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -28,7 +29,7 @@ from mmdata_train.evaluate.page import render_page
 from mmdata_train.evaluate.questions import read_questions
 from mmdata_train.evaluate.results import Evaluation, write_results
 from mmdata_train.evaluate.suite import ModelEntry, SetEntry, Suite
-from mmdata_train.generation.items import read_records
+from mmdata_train.generation.items import read_records, source_of
 
 logger = logging.getLogger("mmdata_train")
 
@@ -158,6 +159,9 @@ def _check_contamination(suite: Suite, found: Evaluation) -> None:
     if not sources:
         found.notes.append("contamination was not checked: no training data is known; name it under `training`")
         return
+    for source in sources:
+        if not raw_inputs(source) and IndexedDataset(source).manifest is None:
+            found.notes.append(f"{source} does not name its tokenizer: its text was read with that of the first model")
     tokenizers: dict[str, Any] = {}
     texts = [text for entry in suite.sets.values() for text in _evaluated(entry, suite, tokenizers)]
     report: OverlapReport = find_overlap(texts, _texts_of(sources, suite, tokenizers), suite.overlap)
@@ -179,8 +183,11 @@ def _evaluated(entry: SetEntry, suite: Suite, tokenizers: dict[str, Any]) -> Ite
             yield EvaluatedText(item.path, item.line, (*asked, *item.references))
     elif raw := raw_inputs(entry.path):
         for file in raw:
+            of_source: Counter[str] = Counter()
             for line, record in read_records(file):
-                if isinstance(record.get("text"), str):
+                source = source_of(record, file)
+                of_source[source] += 1
+                if isinstance(record.get("text"), str) and of_source[source] <= (entry.limit or of_source[source]):
                     yield EvaluatedText(file, line, (record["text"],))
     else:
         for prefix in resolve(entry.path).shards:
@@ -211,9 +218,9 @@ def _shards(path: str) -> tuple[str, ...]:
 
 
 def _data_of_run(path: Path) -> list[str]:
-    """The training entries of the run a path stands in, empty for folders that are no run."""
+    """The training entries of the run that a path is (the run, its checkpoints, one of them); empty for no run."""
     for folder in (path, *path.absolute().parents[:2]):
-        if (folder / "config.yaml").is_file():
+        if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
             return [name for name, _ in load_config(folder / "config.yaml").data.entries]
     return []
 

@@ -26,7 +26,7 @@ from mmdata_train.evaluate.results import SetResult
 from mmdata_train.evaluate.scores import Score
 from mmdata_train.evaluate.suite import ModelEntry, SetEntry
 from mmdata_train.generation.generate import generate
-from mmdata_train.generation.items import Item, Keys, read_items, read_records
+from mmdata_train.generation.items import Item, Keys, read_items, read_records, source_of
 from mmdata_train.generation.prompts import ChatPrompter, Prompt, text_prompt
 from mmdata_train.generation.sampling import GenerationOptions
 
@@ -89,7 +89,7 @@ def _text_sources(opened: OpenedModel, entry: SetEntry, file: str) -> list[tuple
     for line, record in read_records(file):
         if not isinstance(record.get("text"), str):
             raise EvaluationError(f"{file}:{line}: no `text`; convert other records to a shard first")
-        by_source.setdefault(str(record.get("source") or file), []).append(record["text"])
+        by_source.setdefault(source_of(record, file), []).append(record["text"])
     if not by_source:
         raise EvaluationError(f"{file}: holds no record")
     found: list[tuple[str, Texts, int]] = []

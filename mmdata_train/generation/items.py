@@ -75,6 +75,11 @@ def read_records(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise EvaluationError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def source_of(record: Mapping[str, Any], path: str) -> str:
+    """What a text's record says it belongs to, else its file."""
+    return str(record.get("source") or path)
+
+
 def read_items(path: str | Path, keys: Keys = Keys(), *, need: Sequence[str] = ("prompt",)) -> list[Item]:
     """Every record as an Item. need: which of `prompt`, `reference` and `answer` each record must have.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,8 @@ def write_extended(where: str | Path, added: AddedTokens, folder: Path) -> Path:
     """A copy of the tokenizer that knows the tokens, made whole or not at all; the same on every rank that asks."""
     file = tokenizer_file(where)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    scratch = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.partial"
+    scratch.mkdir()
     try:
         for other in sorted(file.parent.iterdir()) if Path(where).is_dir() else [file]:
             if other.is_file() and not other.name.endswith(NOT_TOKENIZER):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -381,6 +383,31 @@ def test_documents_of_an_evaluation_shard_are_items_too(model_folder: str, files
     )
     with pytest.raises(ContaminationError, match=r"1 of 2 evaluation items .*valid:1 "):
         evaluate(suite)
+    first = SetEntry(kind="perplexity", path=str(tmp_path / "valid"), limit=1)
+    notes = evaluate(dataclasses.replace(suite, sets={"valid": first})).notes
+    assert notes == [f"{tmp_path}/train does not name its tokenizer: its text was read with that of the first model"]
+
+
+def test_only_texts_that_are_scored_are_looked_for_in_the_training_data(model_folder: str, tmp_path: Path) -> None:
+    # Another tool's config.yaml above the model is no run of this engine.
+    (tmp_path / "config.yaml").write_text("unknown: true\n", encoding="utf-8")
+    shutil.copytree(model_folder, tmp_path / "model")
+    texts, training = tmp_path / "texts.jsonl", tmp_path / "train.jsonl"
+    held_out = "A small fox found seven red apples near the old wooden bridge and ate them all before night came."
+    lines = [{"text": held_out}, {"text": held_out, "source": "law"}, {"text": LAW}]
+    texts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    training.write_text(json.dumps({"text": LAW}) + "\n", encoding="utf-8")
+    suite = Suite(
+        models={"base": ModelEntry(model=str(tmp_path / "model"))},
+        sets={"t": SetEntry(kind="perplexity", path=str(texts), limit=1)},
+        training=(str(training),),
+        output=tmp_path / "out",
+    )
+    found = evaluate(suite).contamination
+    assert found is not None and (found["items"], found["contaminated"]) == (2, ())
+    whole = SetEntry(kind="perplexity", path=str(texts))
+    with pytest.raises(ContaminationError, match=r"1 of 3 .*texts.jsonl:3 "):
+        evaluate(dataclasses.replace(suite, sets={"t": whole}, output=tmp_path / "other"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal
@@ -10,15 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mmdata_train.checkpoint import Checkpointer, latest_checkpoint  # noqa: E402
+from mmdata_train.checkpoint import Checkpointer, _check_adapters, latest_checkpoint  # noqa: E402
 from mmdata_train.checkpoint_format import read_index  # noqa: E402
-from mmdata_train.errors import RankError  # noqa: E402
+from mmdata_train.config_io import to_mapping  # noqa: E402
+from mmdata_train.errors import CheckpointError, RankError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.lora.fill import whole  # noqa: E402
 from mmdata_train.lora.layer import LoraLinear, adapter_parameters  # noqa: E402
 from mmdata_train.model.decoder import canonical_name  # noqa: E402
 from mmdata_train.parity import (  # noqa: E402
     BF16_TOLERANCE,
+    LORAS,
     TOLERANCE,
     Cell,
     Curve,
@@ -246,6 +249,13 @@ def test_checkpoint_of_other_adapters_is_refused_by_the_setting(
 ) -> None:
     with pytest.raises(RankError, match=words):
         one.run(load_other, Cell(lora=kind), saved["lora"][1])
+
+
+@pytest.mark.parametrize(("ids", "refused"), [([46, 47, 48, 49], False), ([46, 47, 48, 50], True)])
+def test_checkpoint_of_other_new_tokens_is_refused(ids: list[int], refused: bool, tmp_path: Path) -> None:
+    stored = {**to_mapping(LORAS["tokens"]), "added_ids": ids}
+    with pytest.raises(CheckpointError, match="set the lora_ fields") if refused else contextlib.nullcontext():
+        _check_adapters(tmp_path, stored, LORAS["tokens"])
 
 
 def dropped(cell: Cell, shape: Shape) -> Curve:

@@ -30,7 +30,7 @@ def test_job_asks_for_what_it_was_told_to() -> None:
     assert lines[0] == "#!/usr/bin/env bash"
     for line in (
         "--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=2-12:00:00", "--partition=h200", "--mem=500G",
-        "--signal=B:TERM@600", "--requeue", "--qos=high", "--job-name=law q4",
+        "--signal=B:TERM@600", "--requeue", "--qos=high", "--job-name='law q4'", "--output='runs/law q4/slurm-%j.out'",
     ):  # fmt: skip
         assert f"#SBATCH {line}" in lines
     text = "\n".join(lines)
@@ -46,6 +46,7 @@ def test_job_asks_for_what_it_was_told_to() -> None:
         ({"time": "tomorrow"}, "write 24:00:00"),
         ({"grace": 70_000}, "at most 65535"),
         ({"options": ("qos=high",)}, "no option of sbatch"),
+        ({"name": "a\n#SBATCH --qos=high"}, "has several lines"),
     ],
 )
 def test_wrong_wishes_are_refused(changes: dict[str, object], message: str) -> None:
