@@ -9,6 +9,10 @@ the given number of ranks: 3 AdamW steps with clipping and ignored tokens, loss 
 of the same precision: within 1e-5 in fp32, 1e-2 in bf16. Cells that run the same code (a ZeRO stage with one data rank)
 are run once. A cell that is in the output file already is not run again, so an interrupted run goes on.
 
+Under torchrun the cells of exactly its ranks are run on them, also of several machines:
+
+    torchrun --nproc-per-node 8 benchmarks/parallel_parity.py --device cuda --out out/parity.jsonl
+
 --device cuda gives each rank a GPU and runs on NCCL; the default is gloo on the CPU, about an hour on two cores.
 --compiled adds, in the first precision named, the probes: refused cells that were found wrong somewhere, run to see
 whether they still are; and the offered cells with compiled layers. A probe's outcome is shown and never fails the run.
@@ -22,6 +26,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -58,16 +63,57 @@ def key(cell: Cell, device: DeviceType) -> str:
     return json.dumps({"device": device, **dataclasses.asdict(cell)}, sort_keys=True)
 
 
+class Joined:
+    """The ranks torchrun started, used like a RankPool: every rank calls `run`, and all get what each returned."""
+
+    def __init__(self, device: DeviceType) -> None:
+        import torch.distributed as dist
+
+        from mmdata_train.mesh import pick_device, start_process_group
+
+        start_process_group(pick_device().type if device == "cuda" else "cpu", timeout_minutes=5.0)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def run(self, function: Any, *arguments: Any) -> list[Any]:
+        """As RankPool.run. A rank that fails ends the job: the others wait for it, and torchrun ends them."""
+        import torch.distributed as dist
+
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, function(*arguments))
+        return answers
+
+    def first(self, value: Any) -> Any:
+        """What the first rank has."""
+        import torch.distributed as dist
+
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def close(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
 @dataclass
 class Matrix:
-    """Runs cells in pools of ranks, a pool a world size, references in a pool of one."""
+    """Runs cells in pools of ranks, a pool a world size, or on torchrun's ranks; references in a pool of one."""
 
     device: DeviceType
     deadline_s: float
+    joined: Joined | None = None
     pools: dict[int, RankPool] = field(default_factory=dict)
     references: dict[tuple[Shape, Cell], Curve] = field(default_factory=dict)
 
-    def pool(self, size: int) -> RankPool:
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.joined is None or self.joined.rank == 0
+
+    def pool(self, size: int) -> RankPool | Joined:
+        if self.joined is not None and size == self.joined.size:
+            return self.joined
         if size not in self.pools:
             for other in [n for n in self.pools if n > 1]:
                 self.pools.pop(other).close()
@@ -78,7 +124,8 @@ class Matrix:
         """One process, plain layers, the cell's precision and adapters."""
         wanted = cell.shape, cell.plain
         if wanted not in self.references:
-            self.references[wanted] = self.pool(1).run(run_cell, cell.plain, cell.shape, 7, self.device)[0]
+            curve = self.pool(1).run(run_cell, cell.plain, cell.shape, 7, self.device)[0] if self.leads else None
+            self.references[wanted] = curve if self.joined is None else self.joined.first(curve)
         return self.references[wanted]
 
     def run(self, cell: Cell) -> Record:
@@ -100,6 +147,8 @@ class Matrix:
     def close(self) -> None:
         for pool in self.pools.values():
             pool.close()
+        if self.joined is not None:
+            self.joined.close()
 
 
 def read(path: Path) -> dict[str, Record]:
@@ -127,16 +176,24 @@ def chosen_cells(options: argparse.Namespace) -> list[tuple[Cell, bool]]:
 
 
 def run_matrix(options: argparse.Namespace) -> None:
-    began, done, matrix = time.monotonic(), read(options.out), Matrix(options.device, options.deadline)
+    began, joined = time.monotonic(), Joined(options.device) if "RANK" in os.environ else None
+    matrix = Matrix(options.device, options.deadline, joined)
+    done = read(options.out) if joined is None else joined.first(read(options.out))
     facts = machine(options.device)
+    cells = [one for one in chosen_cells(options) if joined is None or one[0].world_size == joined.size]
+    # Only the leading process writes; the others hold the file open and leave it as it is.
     with options.out.open("a", encoding="utf-8", newline="\n") as file:
-        for cell, probe in chosen_cells(options):
+        for cell, probe in cells:
             if key(cell, options.device) in done:
                 continue
-            if options.budget and time.monotonic() - began > options.budget:
-                print(f"the budget of {options.budget:g} s is used up; the rest is not run")
+            late = bool(options.budget) and time.monotonic() - began > options.budget
+            if late if joined is None else joined.first(late):
+                if matrix.leads:
+                    print(f"the budget of {options.budget:g} s is used up; the rest is not run")
                 break
             record = {**matrix.run(cell), "probe": probe, "device": options.device, **facts}
+            if not matrix.leads:
+                continue
             file.write(json.dumps({"cell": dataclasses.asdict(cell), **record}) + "\n")
             file.flush()
             shown = ("probe " if probe else "") + record["outcome"]
@@ -239,6 +296,8 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if not options.table:
         run_matrix(options)
+    if int(os.environ.get("RANK", "0")):
+        return 0
     for precision in options.precision:
         print(table(options, precision))
     bad = ("WRONG", "failed")
