@@ -65,7 +65,7 @@ class Plan:
         p = self.params
         described = [
             f"documents: about {self.documents:,}, {_size(self.text_bytes)} of text",
-            f"memory: {_size(self.ram)} ({RAM_BYTES} bytes a document plus buffers of {_size(self.memory)})",
+            f"memory: {_size(self.ram)} ({RAM_BYTES} bytes a document plus buffers of {_size(self.memory + FIXED_RAM)})",
             f"scratch: {_size(self.scratch)} ({self.scratch_per_document} bytes a document) plus a spool of at most "
             f"{_size(self.spool)}",
         ]

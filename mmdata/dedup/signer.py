@@ -276,17 +276,19 @@ def _blocks(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 def compile_kernels(params: DedupParams, announce: Callable[[str], None] | None = None) -> float:
     """Compile (or load from the cache) every kernel in this process, before workers start; returns seconds taken.
 
-    announce is told in words that compiling may take a while, or that numba is missing; workers then load the cached
-    machine code.
+    announce is told when compiling takes a while, or that numba is missing; workers then load the cached machine code.
     """
     if find_spec("numba") is None:
         if announce is not None:
             announce(SLOW_NOTE)
         return 0.0
+    from mmdata.kernels import prepare
+
+    def first_call() -> None:
+        signer = Signer(params, native=True)
+        signer.sign(["a b c d e f"])
+        signer.sets(["a b c d e f"])
+
     begun = time.monotonic()
-    if announce is not None:
-        announce("preparing the deduplication kernels (the first run on a machine compiles them, a few seconds)")
-    signer = Signer(params, native=True)
-    signer.sign(["a b c d e f"])
-    signer.sets(["a b c d e f"])
+    prepare(first_call, "deduplication", announce)
     return time.monotonic() - begun

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import mmdata.dedup
+import mmdata.dedup.signer
 from mmdata.dedup.signer import SLOW_NOTE
 
 SCRIPT = """
@@ -56,7 +59,21 @@ def test_without_numba_the_bytes_are_the_same_and_slowness_is_said_aloud(source:
             assert (plain / name).read_bytes() == (native / name).read_bytes(), name
 
 
-def test_compiling_is_announced_once_and_before_any_worker_starts(source: Path, tmp_path: Path) -> None:
+def test_compiling_is_announced_once_and_only_where_it_takes_a_while(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
+    mmdata.dedup(source, tmp_path / "quick.jsonl", notice=said.append, workers=1)
+    said.clear()  # this machine's first run may have compiled
+    mmdata.dedup(source, tmp_path / "cached.jsonl", notice=said.append, workers=1)
+    assert not any("kernels" in line for line in said)
+    quick = mmdata.dedup.signer.Signer.sign
+
+    def slow(signer: mmdata.dedup.signer.Signer, texts: Sequence[str]) -> object:
+        time.sleep(0.2)
+        return quick(signer, texts)
+
+    monkeypatch.setattr("mmdata.kernels.NOTICE_AFTER", 0.01)
+    monkeypatch.setattr(mmdata.dedup.signer.Signer, "sign", slow)
     mmdata.dedup(source, tmp_path / "o.jsonl", notice=said.append, workers=1)
     assert sum("preparing the deduplication kernels" in line for line in said) == 1
