@@ -63,9 +63,10 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan in words, one fact a line."""
         p = self.params
+        buffers = _size(self.memory + FIXED_RAM)
         described = [
             f"documents: about {self.documents:,}, {_size(self.text_bytes)} of text",
-            f"memory: {_size(self.ram)} ({RAM_BYTES} bytes a document plus buffers of {_size(self.memory + FIXED_RAM)})",
+            f"memory: {_size(self.ram)} ({RAM_BYTES} bytes a document plus buffers of {buffers})",
             f"scratch: {_size(self.scratch)} ({self.scratch_per_document} bytes a document) plus a spool of at most "
             f"{_size(self.spool)}",
         ]
