@@ -53,7 +53,7 @@ def main(debug: bool) -> None:
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the configuration.")
 @click.option("--no-parity", is_flag=True, help="Leave out the comparison of a new layout with one process.")
-@click.option("--allow-random", is_flag=True, help="Go on though a loaded model's first loss is near ln(vocabulary).")
+@click.option("--allow-random", is_flag=True, help="Go on though a loaded model's first loss is that of guessing.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON on stdout.")
 def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, allow_random: bool, as_json: bool) -> None:
     """Train as CONFIG says; a run found in its output folder is continued.

@@ -146,7 +146,7 @@ class TrainingConfig(OptimConfig):
     steps, or epochs: passes over all training entries, from which the steps follow (neither: one epoch). eval_every: in
     steps, null evaluates at step 0 only. early_stop_after: evaluations in which the deciding set's loss did not fall by
     more than early_stop_delta. exit_after_minutes: save and end then. allow_random: go on though a loaded model's first
-    loss is near ln(vocabulary). peak_tflops: of the device, for MFU, where it is not known.
+    loss is no better than guessing. peak_tflops: of the device, for MFU, where it is not known.
     """
 
     micro_batch_size: int = 1

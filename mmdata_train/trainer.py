@@ -191,8 +191,9 @@ class Trainer:
         chance = math.log(self.engine.model.config.vocab_size)
         if tokens and nll / tokens > 0.97 * chance:
             raise StepError(
-                f"the loaded model's loss on the first batch is {nll / tokens:.3f}, near ln(vocabulary) = {chance:.3f}:"
-                " its weights know nothing of this data; check model and tokenizer, or set train.allow_random: true"
+                f"the loaded model's loss on the first batch is {nll / tokens:.3f}, no better than guessing"
+                f" (ln(vocabulary) = {chance:.3f}): its weights know nothing of this data; check model and tokenizer,"
+                " or set train.allow_random: true"
             )
 
     def _log_sources(self, batch: Batch) -> None:
