@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from mmdata_train.checkpoint_format import SafeReader, read_index
-from mmdata_train.errors import CheckpointError, GenerationError
+from mmdata_train.errors import AdapterError, CheckpointError, GenerationError
 from mmdata_train.generation.sources import ModelSource
 from mmdata_train.hf import load_weights
 from mmdata_train.lora.fill import initialize_adapters, load_adapters
@@ -50,9 +50,13 @@ def _put_on(source: ModelSource, decoder: Decoder) -> None:
             " folder of the whole that can be opened"
         )
     shape = shape_of(adapter)
+    try:
+        state = from_peft(adapter, source.config, shape)
+    except AdapterError as error:
+        raise AdapterError(f"{source.adapter}: {error}") from None
     insert_adapters(decoder, shape)
     initialize_adapters([decoder], seed=0)
-    load_adapters([decoder], from_peft(adapter, source.config, shape), seed=0)
+    load_adapters([decoder], state, seed=0)
 
 
 def read_weights(source: ModelSource, decoder: Decoder, wants: Callable[[str], bool]) -> None:

@@ -107,6 +107,13 @@ def _rows(model: ModelConfig, name: str) -> int:
     }.get(kind, model.hidden_size)
 
 
+def _columns(model: ModelConfig, name: str) -> int:
+    """Inputs of one of our modules."""
+    kind = name.rpartition(".")[2]
+    wide = {"o_proj": model.num_heads * model.head_dim, "down_proj": model.intermediate_size}
+    return wide.get(kind, model.hidden_size)
+
+
 @dataclass(frozen=True, slots=True)
 class _Fused:
     """Our modules that are one module there. shared: they have the same A (an adapter made by PEFT, not trained on)."""
@@ -254,8 +261,8 @@ def write_adapter(
 def from_peft(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> dict[str, Tensor]:
     """The adapter's weights by our names, for adapters shaped by `lora`; scales are folded into B.
 
-    Raises AdapterError for a module the model or `lora` has no adapter for, a rank above `lora.rank`, or DoRA on one
-    side only.
+    Raises AdapterError for a module the model or `lora` has no adapter for, a module or row of another size, a rank
+    above `lora.rank`, or DoRA on one side only.
     """
     if adapter.config.dora != lora.dora:
         raise AdapterError(f"the adapter {'is' if adapter.config.dora else 'is not'} DoRA; set lora_dora to match it")
@@ -267,23 +274,39 @@ def from_peft(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> dict[st
         )
     _check_rows(adapter, model, lora)
     modules = linear_modules(model)
-    targets, known, found = set(resolve_targets(lora, model)), set(modules.values()), dict[str, Tensor]()
+    strange = [path for path in adapter.paths() if path not in modules.values()]
+    if strange:
+        raise AdapterError(
+            f"the adapter's module {strange[0]} is not in this {model.family} model ({len(strange)} in all); is it the"
+            f" base the adapter was trained on ({adapter.config.base_model or 'unnamed'})?"
+        )
+    targets, found = set(resolve_targets(lora, model)), dict[str, Tensor]()
     for path in adapter.paths():
-        if path not in known:
-            raise AdapterError(f"the adapter's module {path} is not in this {model.family} model")
-        start = 0
+        start, name = 0, ""
         for name in [name for name, there in modules.items() if there == path]:
             rows = _rows(model, name)
             if name not in targets:
                 raise AdapterError(f"the adapter changes {path}, but lora_targets leave out {name}; add it")
             found.update(_one_module(adapter, path, name, slice(start, start + rows), lora))
             start += rows
-        if adapter.tensors[path + B].shape[0] != start:
-            raise AdapterError(f"{path}: lora_B has {adapter.tensors[path + B].shape[0]} rows, the model {start}")
+        _check_size(adapter, path, (start, _columns(model, name)))
     for name, path in _token_modules(model).items():
         if path + TOKENS in adapter.tensors:
             found[name] = adapter.tensors[path + TOKENS].float()
     return found
+
+
+def _check_size(adapter: Adapter, path: str, expected: tuple[int, int]) -> None:
+    """The module the adapter was made for has the model's outputs and inputs: a smaller one would fill a part."""
+    made = (adapter.tensors[path + B].shape[0], adapter.tensors[path + A].shape[1])
+    if made != expected:
+        raise AdapterError(
+            f"the adapter's module {path} has {list(made)} outputs and inputs, the model's {list(expected)}; is it"
+            f" the base the adapter was trained on ({adapter.config.base_model or 'unnamed'})?"
+        )
+    lengths = adapter.tensors.get(path + MAGNITUDE_VECTOR)
+    if lengths is not None and tuple(lengths.shape) != expected[:1]:
+        raise AdapterError(f"{path}{MAGNITUDE_VECTOR} is {list(lengths.shape)}, the model has {expected[0]} outputs")
 
 
 def _check_rows(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> None:
@@ -298,6 +321,8 @@ def _check_rows(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> None:
                     f"the adapter trained the rows of tokens {list(ids)} of {path}, this run's added_tokens are"
                     f" {list(lora.added_ids)}; name the same tokens, or export it merged and start from that folder"
                 )
+            if tuple(tensor.shape) != (len(ids), model.hidden_size):
+                raise AdapterError(f"{name} is {list(tensor.shape)}, the model needs {[len(ids), model.hidden_size]}")
         if name.endswith(BASE_COPY) and tensor.shape[0] != model.vocab_size:
             raise AdapterError(
                 f"the adapter brings a {name} of {tensor.shape[0]} rows, the model has {model.vocab_size}: it was made"

@@ -466,3 +466,25 @@ def test_existing_adapter_is_replaced_only_when_asked(folders: dict[str, Path], 
         write_adapter(state_of(model), source, tmp_path)
     write_adapter({name: weight * 0 for name, weight in state_of(model).items()}, source, tmp_path, overwrite=True)
     assert all(not tensor.any() for tensor in read_adapter(tmp_path).tensors.values())
+
+
+@pytest.mark.parametrize("end", ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"])
+def test_adapter_made_for_a_smaller_module_is_refused_and_fills_no_part(
+    end: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    peft_model(folders["llama"], "dora").save_pretrained(tmp_path)
+    adapter, config = read_adapter(tmp_path), config_from_folder(folders["llama"])
+    name = next(name for name in adapter.tensors if name.endswith(f"q_proj.{end}"))
+    tensor = adapter.tensors[name]
+    adapter.tensors[name] = tensor[:, :20] if end == "lora_A.weight" else tensor[:20]
+    message = "magnitude_vector is .20." if "magnitude" in end else "outputs and inputs, the model's .32, 32.; is it"
+    with pytest.raises(AdapterError, match=message):
+        from_peft(adapter, config, shape_of(adapter))
+
+
+def test_adapter_of_a_deeper_model_is_refused_by_its_module_and_base(folders: dict[str, Path], tmp_path: Path) -> None:
+    peft_model(folders["llama"], "plain").save_pretrained(tmp_path)
+    adapter, config = read_adapter(tmp_path), config_from_folder(folders["llama"])
+    shallow = dataclasses.replace(config, num_layers=1)
+    with pytest.raises(AdapterError, match=r"layers\.1\..* is not in this llama model \(7 in all\); is it the base"):
+        from_peft(adapter, shallow, shape_of(adapter))
