@@ -6,15 +6,19 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tokenizers
+import yaml
+from click.testing import CliRunner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mmdata.cli import COMMANDS
+from mmdata_train.cli import main as MAIN
 
 ROOT = Path(__file__).parent.parent.parent
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
@@ -51,18 +55,63 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
     os.symlink(ROOT / "tools", folder / "tools")
+    (folder / "finetune.yaml").write_text(blocks(READMES[0], "yaml")[0], encoding="utf-8")
+    held_out = {"text": "A small fox found seven red apples near the old wooden bridge before the cold night came."}
+    (folder / "held_out.jsonl").write_text(json.dumps(held_out) + "\n", encoding="utf-8")
+    questions = "".join(json.dumps({"question": text[-40:][::-1]}) + "\n" for text in texts[::20])
+    (folder / "questions.jsonl").write_text(questions, encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def model(place: Path) -> None:
+    """A tiny Llama in model/ that learned a little, since a run refuses one that knows nothing, and its shards."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(place / "tokenizer" / "tokenizer.json"))
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    llama = transformers.LlamaForCausalLM(config)
+    ids = torch.tensor(tokenizer.encode((place / "corpus" / "a.jsonl").read_text("utf-8")).ids)
+    optimizer = torch.optim.Adam(llama.parameters(), lr=1e-2)
+    for rows in ids[: len(ids) // 512 * 512].view(-1, 4, 128)[:20]:
+        llama(rows, labels=rows).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    llama.save_pretrained(place / "model")
+    shutil.copyfile(place / "tokenizer" / "tokenizer.json", place / "model" / "tokenizer.json")
+    run(place, "mmdata convert corpus/ -o out/corpus --tokenizer tokenizer/ --overwrite")
+
+
+def run(place: Path, line: str) -> None:
+    words = shlex.split(line)
+    programs = {"mmdata": ["-m", "mmdata"], "mmdata-train": ["-m", "mmdata_train"], "python": []}
+    start = [sys.executable, *programs[words[0]]]
+    done = subprocess.run([*start, *words[1:]], cwd=place, capture_output=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stderr.decode()}"
 
 
 def test_readme_commands_run_as_written(place: Path) -> None:
     for line in commands(READMES[0]):
-        words = shlex.split(line)
-        if words[0] in ("make", "pip"):
+        if not line.startswith(("make ", "pip ", "mmdata-train ")):
+            run(place, line)
+
+
+@pytest.mark.peer
+def test_readme_training_commands_run_as_written(place: Path, model: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = [line for line in commands(READMES[0]) if line.startswith("mmdata-train ")]
+    assert {line.split()[1] for line in trained} == {*MAIN.commands} - {"data"}
+    monkeypatch.chdir(place)
+    for line in trained:
+        if line.startswith("mmdata-train finetune "):
+            run(place, line)
             continue
-        assert words[0] in ("mmdata", "python"), line
-        start = [sys.executable, *(["-m", "mmdata"] if words[0] == "mmdata" else [])]
-        done = subprocess.run([*start, *words[1:]], cwd=place, capture_output=True, timeout=240, check=False)
-        assert done.returncode == 0, f"{line}\n{done.stderr.decode()}"
+        # In this process, which has loaded torch already.
+        done = CliRunner().invoke(MAIN, shlex.split(line)[1:])
+        assert done.exit_code == 0, f"{line}\n{done.output}"
 
 
 def test_readme_python_runs_as_written(place: Path) -> None:
@@ -75,6 +124,7 @@ def test_both_readmes_show_the_same_commands_code_and_sections() -> None:
     english, chinese = READMES
     assert commands(english) == commands(chinese)
     assert blocks(english, "python") == blocks(chinese, "python")
+    assert [*map(yaml.safe_load, blocks(english, "yaml"))] == [*map(yaml.safe_load, blocks(chinese, "yaml"))]
     sections = [page.read_text(encoding="utf-8").count("\n## ") for page in READMES]
     assert sections[0] == sections[1]
     assert [line.count("|") for line in english.read_text("utf-8").split("\n") if line.startswith("| ")] == [
@@ -96,3 +146,5 @@ def test_every_link_and_named_file_exists(page: Path) -> None:
 def test_every_command_named_in_the_docs_is_there(page: Path) -> None:
     for name in re.findall(r"`mmdata ([a-z]+)\b", page.read_text(encoding="utf-8")):
         assert name in COMMANDS, f"{page.name}: mmdata {name}"
+    for name in re.findall(r"`mmdata-train ([a-z]+)\b", page.read_text(encoding="utf-8")):
+        assert name in MAIN.commands, f"{page.name}: mmdata-train {name}"
