@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmdata.chat.render import ChatOptions, ChatRenderer
+from mmdata.dedup.in_memory import find_duplicates
 from mmdata.dedup.params import DedupParams
-from mmdata.dedup.signer import SLOW_NOTE, Signer, compile_kernels
+from mmdata.dedup.signer import SLOW_NOTE, compile_kernels
 from mmdata.document import Document, Part
 from mmdata.errors import UsageError
 from mmdata.pipeline.dedup_run import DedupRunner
@@ -94,18 +96,36 @@ def dedup_runner(
 
 
 def warm_up(recipe: Recipe | None, params: DedupParams | None, say: Callable[[str], None]) -> None:
-    """Compile kernels, or load them where that has been done: in the parent first, then workers find them compiled."""
-    if params is not None:
-        if not Signer(params).native:
+    """Compile kernels, or load them where that has been done: in the parent first, then workers find them compiled.
+
+    say: told where it takes long because kernels are compiled, and where there are none.
+    """
+    if find_spec("numba") is None:
+        if params is not None:
             say(SLOW_NOTE)
+        _load_cleaning(recipe)
+        return
+
+    def first_call() -> None:
+        if params is not None:
+            find_duplicates(["a b c d e f"] * 2, params, native=True)  # those of deciding too, which the parent does
+        _load_cleaning(recipe)
+
+    from mmdata.kernels import prepare
+
+    prepare(first_call, "cleaning and deduplication", say)
+
+
+def load_kernels(recipe: Recipe | None, params: DedupParams | None) -> None:
+    """What a worker needs of `warm_up`, after the parent's."""
+    if params is not None:
         compile_kernels(params)
+    _load_cleaning(recipe)
+
+
+def _load_cleaning(recipe: Recipe | None) -> None:
     if recipe is not None and recipe.steps:
         from mmdata.clean.pipeline import Cleaner
 
         document = Document("warm-up", 0, 1, None, {"text": "a"}, (Part("text", "text", "a 一"),))
         Cleaner(recipe).clean_documents([document])
-
-
-def load_kernels(recipe: Recipe | None, params: DedupParams | None) -> None:
-    """`warm_up` in a worker, after the parent's."""
-    warm_up(recipe, params, lambda text: None)

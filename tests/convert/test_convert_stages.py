@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,24 @@ def test_long_plain_records_meet_the_same_limit_whatever_shares_their_block(
     dataset = mmdata.IndexedDataset(tmp_path / "out_text_document")
     assert dataset.sequence_lengths.tolist()[0] == dataset.sequence_lengths.tolist()[2] == 64
     assert len(dataset) == 4
+
+
+def test_compiling_kernels_is_announced_when_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    from mmdata import kernels
+    from mmdata.dedup.params import DedupParams
+    from mmdata.pipeline import stages
+
+    said: list[str] = []
+    told = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    monkeypatch.setattr(kernels, "NOTICE_AFTER", 0.0)
+    monkeypatch.setattr(stages, "find_duplicates", lambda *arguments, native: told.wait(60))
+    stages.warm_up(None, DedupParams(), say)
+    assert said == [
+        "preparing the cleaning and deduplication kernels (the first run on a machine compiles them, some ten seconds)"
+    ]
