@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from mmdata.errors import InputError
+from mmdata.errors import InputError, UsageError
 from mmdata.indexed.durable import write_durably
 from mmdata.report.build import SCHEMA
 from mmdata.report.charts import curve, horizontal_bars, vertical_bars
@@ -30,8 +30,10 @@ td:first-child,th:first-child{text-align:left;word-break:break-all}
 """
 
 
-def render_page(data: dict[str, Any]) -> str:
+def render_page(data: Any) -> str:
     """The page for a report. Raises InputError when it is no report of a known schema."""
+    if not isinstance(data, dict):
+        raise InputError(f"the report is a {type(data).__name__}, not an object")
     if data.get("schema") != SCHEMA:
         raise InputError(f"the report's schema is {data.get('schema')!r}; this version draws {SCHEMA!r}")
     sections = [
@@ -41,7 +43,7 @@ def render_page(data: dict[str, Any]) -> str:
     body = "\n".join(section for section in sections if section)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>mmdata report</title><style>{STYLE}</style></head><body>\n<h1>What became of every record</h1>\n"
         f"{body}\n</body></html>\n"
     )
@@ -50,7 +52,8 @@ def render_page(data: dict[str, Any]) -> str:
 def write_page(source: str, output: str) -> str:
     """Draw the report at `source` (a P_report.json, or the prefix P) to `output`; returns the path written.
 
-    Raises InputError when there is no such report or it is damaged, OutputError when the page cannot be written.
+    Raises InputError when there is no such report or it is damaged, UsageError where the page would replace it,
+    OutputError when the page cannot be written.
     """
     path = source if source.endswith(".json") else f"{source}_report.json"
     if not os.path.isfile(path):
@@ -60,7 +63,13 @@ def write_page(source: str, output: str) -> str:
             data = json.load(file)
     except (ValueError, OSError) as error:
         raise InputError(f"{path}: is no report ({error})") from error
-    write_durably(output, render_page(data).encode("utf-8"))
+    if os.path.realpath(path) == os.path.realpath(output):
+        raise UsageError(f"{output} is the report itself: choose another output")
+    try:
+        page = render_page(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from error
+    write_durably(output, page.encode("utf-8"))
     return output
 
 
@@ -131,7 +140,7 @@ def _pair(pair: dict[str, Any]) -> str:
     estimated = pair["estimated"]
     guess = "" if estimated is None or estimated != estimated else f", estimated {estimated:.3f}"
     return (
-        f"<p>exact similarity {pair['exact']:.3f}{guess}</p><div class=\"pair\">"
+        f'<p>exact similarity {pair["exact"]:.3f}{guess}</p><div class="pair">'
         f"<div>dropped: {escape(pair['dropped'])}<pre>{escape(pair['dropped_text'])}</pre></div>"
         f"<div>kept: {escape(pair['kept'])}<pre>{escape(pair['kept_text'])}</pre></div></div>"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdata.errors import InputError
+from mmdata.errors import InputError, UsageError
 from mmdata.report.build import ReportParts, build_report
 from mmdata.report.page import render_page, write_page
 from mmdata.report.tally import Tally
@@ -73,3 +73,21 @@ def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None) -> No
         (tmp_path / "p_report.json").write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match="report"):
         write_page(str(tmp_path / "p"), str(tmp_path / "page.html"))
+
+
+@pytest.mark.parametrize("data", [[], 5, {"schema": "mmdata.report/1"}, {"schema": "mmdata.report/1", "records": 5}])
+def test_a_damaged_report_is_refused_and_no_page_is_written(tmp_path: Path, data: object) -> None:
+    source = tmp_path / "a_report.json"
+    source.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(InputError, match="report"):
+        write_page(str(source), str(tmp_path / "page.html"))
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_page_never_replaces_its_report(tmp_path: Path) -> None:
+    source = tmp_path / "a_report.json"
+    source.write_text(json.dumps(report()), encoding="utf-8")
+    before = source.read_bytes()
+    with pytest.raises(UsageError, match="is the report itself"):
+        write_page(str(tmp_path / "a"), str(source))
+    assert source.read_bytes() == before
