@@ -18,6 +18,7 @@ from mmdata.chat.turns import TurnPolicy, order_fault, repair
 from mmdata.chat.usual import PAIRS, ROLES, SHORT_ROLES, TURN_KEYS, UsualReader
 from mmdata.document import Document, Part
 from mmdata.errors import ChatRecordError, UsageError
+from mmdata.reading.excerpt import mask
 from mmdata.records import FORMATS, RecordParser, record_id
 
 MAP_TARGETS = ("system", "user", "input", "assistant", "history", "tools", "messages", "role", "content", "text")
@@ -204,7 +205,9 @@ def _from_turns(record: Mapping[str, Any], builder: Builder, fields: FieldMap) -
         role = _role_of(turn, fields)
         if role is None:
             word = next((turn[n] for n in fields.name("role", "role", "from") if n in turn), None)
-            raise Fault("unknown-role", f"{at} has the role {word!r}; known: {', '.join(ROLES)}; use --map word=role")
+            raise Fault(
+                "unknown-role", f"{at} has the role {_shown(word)}; known: {', '.join(ROLES)}; use --map word=role"
+            )
         _add_turn(builder, turn, role, at, fields)
 
 
@@ -270,7 +273,7 @@ def _pieces(value: Any, at: str) -> list[tuple[str, str]]:
             pieces.append((f"{at}[{i}].text", part["text"]))
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise Fault("not-text", f"{at}[{i}] is {kind!r}; only text can be rendered")
+            raise Fault("not-text", f"{at}[{i}] is {_shown(kind)}; only text can be rendered")
     return pieces
 
 
@@ -295,7 +298,13 @@ def _no_list(where: str, value: Any) -> str:
 
 
 def _names(record: Mapping[str, Any]) -> str:
-    return ", ".join(repr(key[:40]) for key in list(record)[:12]) or "(none)"
+    return ", ".join(_shown(key) for key in list(record)[:12]) or "(none)"
+
+
+def _shown(value: Any) -> str:
+    """A key or value of a record as reasons quote it: masked, and at most 40 characters."""
+    masked = mask(value if isinstance(value, str) else repr(value))[:40]
+    return repr(masked) if isinstance(value, str) else masked
 
 
 def normalised(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> tuple[list[dict[str, Any]], Any]:

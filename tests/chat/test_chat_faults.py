@@ -134,3 +134,19 @@ def test_inspect_decodes_what_came_from_a_line_and_marks_what_counts(folder: Pat
     assert data["source"] == [1] and "user\ntwo" in data["documents"][0]["text"]
     assert "⟦2<|im_end|>⟧" in text and "one" not in text
     assert "\x1b[1;32m2<|im_end|>\x1b[0m" in describe(prefix, color=True, source="in.jsonl:2", decode=True)[1]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"13800138000": "x"},
+        {"messages": [{"role": "bob@example.com", "content": "x"}]},
+        {"messages": [{"role": "r " * 10_000, "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "13800138000"}]}]},
+        {"messages": [{"role": ["bob@example.com"], "content": "x"}]},
+    ],
+)
+def test_reasons_quote_a_records_own_words_masked_and_short(record: dict[str, Any]) -> None:
+    reason = chat_parser("auto")(record, "in.jsonl", 0, 1)
+    assert isinstance(reason, str) and len(reason) < 300
+    assert "13800138000" not in reason and "bob@" not in reason
