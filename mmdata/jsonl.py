@@ -11,10 +11,18 @@ and standard input. Parsing is `mmdata.records`' affair.
 from __future__ import annotations
 
 from mmdata.reading.blocks import Block, Position, ReadOptions, read_blocks
-from mmdata.reading.inputs import InputFile, LeftOut, describe_place, find_inputs, stat_inputs, total_bytes
+from mmdata.reading.inputs import (
+    InputFile,
+    LeftOut,
+    describe_place,
+    find_inputs,
+    refuse_inputs,
+    stat_inputs,
+    total_bytes,
+)
 from mmdata.reading.writer import JsonlWriter
 
 __all__ = [
     "Block", "InputFile", "JsonlWriter", "LeftOut", "Position", "ReadOptions",
-    "describe_place", "find_inputs", "read_blocks", "stat_inputs", "total_bytes",
+    "describe_place", "find_inputs", "read_blocks", "refuse_inputs", "stat_inputs", "total_bytes",
 ]  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mmdata.errors import UsageError
 from mmdata.run.cli import emit, output_options, run_options
@@ -40,6 +42,9 @@ def clean_command(inputs: tuple[str, ...], output: str, as_json: bool, quiet: bo
     from mmdata.run.progress import make_progress
 
     settings.pop("ray_address")
+    source = click.get_current_context().get_parameter_source("pii_key")
+    if source is ParameterSource.ENVIRONMENT and settings["pii"] != "hash" and not os.path.exists(settings["recipe"]):
+        settings["pii_key"] = None  # set for other runs; no built-in recipe hashes
     if settings["format"] != "text":
         make = click.get_current_context().meta.get(PARSER)
         if make is None:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from mmdata.clean.pipeline import Cleaner, CleanResult, Counts, Sample
+from mmdata.clean.pipeline import Cleaner, CleanResult, Counts, Sample, with_key, with_pii
 from mmdata.clean.recipe import Recipe, load_recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import (
@@ -38,8 +38,10 @@ from mmdata.jsonl import (
     ReadOptions,
     find_inputs,
     read_blocks,
+    refuse_inputs,
     stat_inputs,
 )
+from mmdata.reading.excerpt import mask
 from mmdata.records import RecordOptions, RecordParser, parse_block
 from mmdata.run.executor import make_executor
 from mmdata.run.ledger import Ledger
@@ -267,10 +269,12 @@ def clean(
     """
     options = CleanOptions(**settings)
     prefix = output_prefix(os.fspath(output))
-    cleaner = Cleaner(_recipe(options), options.pii, show=max(options.show, options.sample_drops))
+    cleaner = Cleaner(_recipe(options), show=max(options.show, options.sample_drops))
     report = CleanReport(cleaner.recipe.name, cleaner.fingerprint, None if options.dry_run else os.fspath(output))
     found = find_inputs([os.fspath(item) for item in inputs])
     names = (os.fspath(output), f"{prefix}_dropped.jsonl.gz", f"{prefix}_rejects.jsonl")
+    if not options.dry_run:
+        refuse_inputs(found, names)
     shown = progress or SilentProgress()
     cleaner.prepare(options.notice)  # once here, so that workers load machine code
     if options.dry_run:
@@ -357,7 +361,7 @@ def _write_all(
 
 def _recipe(options: CleanOptions) -> Recipe:
     recipe = load_recipe(options.recipe) if isinstance(options.recipe, str) else options.recipe
-    return recipe if options.pii_key is None else recipe.replace_parameter("pii", key=options.pii_key)
+    return with_key(recipe if options.pii is None else with_pii(recipe, options.pii), options.pii_key)
 
 
 def _open(names: Sequence[str], overwrite: bool, states: Sequence[dict[str, Any]] | None) -> list[JsonlWriter]:
@@ -383,6 +387,6 @@ def _write(writers: list[JsonlWriter], outcome: Outcome) -> None:
 
 
 def drop_line(drop: Drop) -> dict[str, Any]:
-    """A Drop as the drop file holds it."""
+    """A Drop as the drop file holds it; the id is masked as excerpts are."""
     names = ("path", "line", "id", "stage", "reason", "value", "limit", "kept", "similarity")
-    return {name: getattr(drop, name) for name in names}
+    return {name: getattr(drop, name) for name in names} | {"id": None if drop.id is None else mask(drop.id)}

@@ -27,8 +27,9 @@ from mmdata.clean.lines import line_starts
 from mmdata.clean.measure import EXACT, NO_STARTS, measure
 from mmdata.clean.pii import KINDS, PiiOptions
 from mmdata.clean.recipe import Recipe, Step, load_recipe
-from mmdata.clean.steps import Batch, Verdicts, run_step
+from mmdata.clean.steps import Batch, Verdicts, pii_options, run_step
 from mmdata.document import Document, Drop
+from mmdata.errors import UsageError
 
 REPAIRED_ROLES = frozenset(("text", "user", "assistant"))
 Matrix = npt.NDArray[np.int64]
@@ -184,4 +185,20 @@ def with_pii(recipe: Recipe, action: str) -> Recipe:
     return Recipe(recipe.name, steps)
 
 
-__all__ = ["KINDS", "CleanResult", "Cleaner", "PiiOptions", "Sample", "c", "measure", "t", "with_pii"]
+def with_key(recipe: Recipe, key: str | None) -> Recipe:
+    """The recipe with the key of hashed personal data; None leaves the recipe's own.
+
+    Raises UsageError for a key that nothing would use, StepParameterError for a hash without any.
+    """
+    hashes = [step for step in recipe.steps if step.name == "pii" and step.parameters.get("action") == "hash"]
+    if key is not None:
+        if not hashes:
+            raise UsageError("--pii-key is for hashed personal data and would do nothing here; add --pii hash")
+        recipe = recipe.replace_parameter("pii", key=key)
+    for step in recipe.steps:
+        if step.name == "pii":
+            pii_options(step.parameters)
+    return recipe
+
+
+__all__ = ["KINDS", "CleanResult", "Cleaner", "PiiOptions", "Sample", "c", "measure", "t", "with_key", "with_pii"]

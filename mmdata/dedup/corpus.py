@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.dedup.file_run import FileRun, KeepOrDrop
-from mmdata.dedup.files import FileOptions, FilePass, plan_for, refuse_inputs, sibling, split_options
+from mmdata.dedup.files import FileOptions, FilePass, plan_for, sibling, split_options
 from mmdata.dedup.index import Batch, DedupIndex
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
@@ -23,6 +23,7 @@ from mmdata.dedup.repeated import UnitReport, remove_repeated
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.session import Place, Session
 from mmdata.dedup.signer import Signer
+from mmdata.jsonl import refuse_inputs
 
 
 @dataclass(frozen=True, slots=True)

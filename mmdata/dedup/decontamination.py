@@ -26,7 +26,6 @@ from mmdata.dedup.files import (
     ParserFactory,
     describe_block,
     drop_record,
-    refuse_inputs,
     reject_record,
     sibling,
     split_options,
@@ -37,7 +36,7 @@ from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.dedup.signer import compile_kernels
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import DedupParameterError, InputChangedError
-from mmdata.jsonl import Block, InputFile, Position, ReadOptions, find_inputs, read_blocks, stat_inputs
+from mmdata.jsonl import Block, InputFile, Position, ReadOptions, find_inputs, read_blocks, refuse_inputs, stat_inputs
 from mmdata.records import RecordOptions, parse_block
 from mmdata.run.executor import make_executor
 
@@ -131,7 +130,7 @@ def decontaminate(inputs: Any, against: Any, output: str | os.PathLike[str], **o
         Path(sibling(output, ".work")), outputs, sibling(output, "_report.json"), run.overwrite, from_stream,
         run.commit_seconds,
     )  # fmt: skip
-    refuse_inputs(inputs, (*outputs.values(), place.report))
+    refuse_inputs((*inputs, *evaluation_files(against)), (*outputs.values(), place.report))
     place.check()
     compile_kernels(gram_params(rule.ngram, rule.unit), run.notice)
     with Session(place, _fingerprint(inputs, against_facts, rule, run)) as session:
@@ -189,12 +188,17 @@ def _check(
     session.commit(totals.checkpoint(PUBLISH, position))
 
 
+def evaluation_files(against: Any) -> list[InputFile]:
+    """The evaluation files: one path, or several."""
+    return find_inputs([against] if isinstance(against, (str, os.PathLike)) else list(against))
+
+
 def read_evaluation(against: Any, rule: DecontaminateOptions, run: FileOptions) -> tuple[EvalGrams, dict[str, Any]]:
     """The evaluation items' grams, and sizes and times of their files.
 
     Raises DedupParameterError when no item is long enough, or one is unreadable.
     """
-    files = find_inputs([against] if isinstance(against, (str, os.PathLike)) else list(against))
+    files = evaluation_files(against)
     parser = None if rule.against_parser is None else rule.against_parser()
     records = RecordOptions(rule.against_keys, rule.against_format)  # type: ignore[arg-type]
     documents: list[Document] = []

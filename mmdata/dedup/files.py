@@ -228,16 +228,6 @@ def describe_block(block: Block) -> str:
     return f"{block.path} from line {block.first_line} on ({len(block.data):,} bytes)"
 
 
-def refuse_inputs(inputs: Sequence[InputFile], outputs: Sequence[str]) -> None:
-    """Raise UsageError where an output is an input too, or two outputs are one."""
-    taken = {os.path.realpath(source.path) for source in inputs if source.path != "-"}
-    for path in outputs:
-        if os.path.realpath(path) in taken:
-            raise UsageError(f"{path} is an input too: choose another output")
-        if [os.path.realpath(other) for other in outputs].count(os.path.realpath(path)) > 1:
-            raise UsageError(f"{path} would be written twice: choose outputs of different names")
-
-
 def sibling(output: str, ending: str) -> str:
     """`out/unique.jsonl.gz` and `_report.json` give `out/unique_report.json`."""
     folder, name = os.path.split(output)

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from mmdata.dedup import exact
 from mmdata.dedup.external import PairStore
-from mmdata.dedup.files import FileOptions, drop_record, refuse_inputs, reject_record, sibling, split_options
+from mmdata.dedup.files import FileOptions, drop_record, reject_record, sibling, split_options
 from mmdata.dedup.key_log import KeyLog
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.scratch import scratch_faults
 from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.document import Document, Drop
 from mmdata.errors import DedupParameterError, InputChangedError, UsageError
-from mmdata.jsonl import Block, InputFile, Position, find_inputs, read_blocks, stat_inputs
+from mmdata.jsonl import Block, InputFile, Position, find_inputs, read_blocks, refuse_inputs, stat_inputs
 from mmdata.records import ParsedBlock, parse_block
 
 U64 = NDArray[np.uint64]

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from mmdata.dedup.barrier import Barrier, FrameDecision
 from mmdata.dedup.decide import Rule
 from mmdata.dedup.file_run import KEPT, SAMPLED, FileRun
-from mmdata.dedup.files import FileOptions, FilePass, SignedInput, plan_for, refuse_inputs, sibling, split_options
+from mmdata.dedup.files import FileOptions, FilePass, SignedInput, plan_for, sibling, split_options
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.session import Place, Session
 from mmdata.errors import DedupParameterError, DedupStateError
+from mmdata.jsonl import refuse_inputs
 
 ORDER_CHUNK = 1 << 20
 REASON = "near_duplicate_of_test"

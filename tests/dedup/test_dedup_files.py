@@ -284,6 +284,15 @@ def test_decontamination_finds_long_short_and_chinese_items_and_reports_coverage
         mmdata.dedup.decontaminate(paths[0], write(tmp_path / "s.jsonl", [{"text": "hi"}]), tmp_path / "f.jsonl")
 
 
+def test_decontamination_never_replaces_its_evaluation_set(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", [{"text": text(1)}])
+    evaluation = write(tmp_path / "x.jsonl", [{"text": text(2)}])
+    before = evaluation.read_bytes()
+    with pytest.raises(UsageError, match="is an input too"):
+        mmdata.dedup.decontaminate([train], evaluation, evaluation, overwrite=True)
+    assert evaluation.read_bytes() == before
+
+
 def test_commands_print_one_json_result_and_the_dry_run_prints_the_curve(corpus: list[Path], tmp_path: Path) -> None:
     names = ["--workers", "1", *(str(path) for path in corpus)]
     run = CliRunner()
