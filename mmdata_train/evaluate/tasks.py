@@ -25,7 +25,7 @@ from mmdata_train.evaluate.questions import form_of, read_questions, shots_for
 from mmdata_train.evaluate.results import SetResult
 from mmdata_train.evaluate.scores import Score
 from mmdata_train.evaluate.suite import ModelEntry, SetEntry
-from mmdata_train.generation.generate import generate
+from mmdata_train.generation.generate import generate, refuse_unknown_ids
 from mmdata_train.generation.items import Item, Keys, read_items, read_records, source_of
 from mmdata_train.generation.prompts import ChatPrompter, Prompt, text_prompt
 from mmdata_train.generation.sampling import GenerationOptions
@@ -96,6 +96,8 @@ def _text_sources(opened: OpenedModel, entry: SetEntry, file: str) -> list[tuple
     for name, texts in by_source.items():
         chosen = texts[: entry.limit]
         ids = [(*begin, *part.tolist()) for part in opened.tokenizer.encode_batch(chosen).split()]
+        for number, one in enumerate(ids):
+            refuse_unknown_ids(one, opened.scorer.config.vocab_size, f"{name}: text {number}")
         found.append((name, EncodedTexts(ids, len(begin)), sum(len(text.encode()) for text in chosen)))
     return found
 
@@ -225,6 +227,9 @@ def run_choices(opened: OpenedModel, model: ModelEntry, entry: SetEntry) -> Outc
     pool = read_questions(Path(entry.shots_from)) if entry.shots_from else []
     asker = _asker(opened, model, entry, questions)
     asked = [asker.ask(question, shots_for(question, pool, entry.shots)) for question in questions]
+    for question, one in zip(questions, asked, strict=True):
+        for row in one.rows:
+            refuse_unknown_ids(row, opened.scorer.config.vocab_size, f"{entry.path}: question {question.id}")
     chosen = choose_all(opened.scorer, asked, entry)
     subjects: dict[str, list[Chosen]] = {}
     for one in chosen:

@@ -66,6 +66,16 @@ class _Row:
             self.reason = "length" if self.limit < room else "context"
 
 
+def refuse_unknown_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
+    """Raises GenerationError for the first id the model has no row for; `what` names the text."""
+    strange = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if strange is not None:
+        raise GenerationError(
+            f"{what} holds the token id {strange}, the model knows 0 to {vocab_size - 1}; the tokenizer is another"
+            " model's"
+        )
+
+
 def generate_ids(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
@@ -78,7 +88,8 @@ def generate_ids(
 
     decoder: whole, on one device, in evaluation mode. Only options.stop_ids end a text. numbers: of the prompts, which
     their random draws depend on; default 0, 1, ... watch: asked after every token.
-    Raises GenerationError for an empty prompt and for one that leaves no room in the model.
+    Raises GenerationError for an empty prompt, one that leaves no room in the model, an id the model does not have,
+    and logits that are not numbers.
     """
     numbers = range(len(prompts)) if numbers is None else numbers
     longest = decoder.config.max_positions
@@ -90,6 +101,7 @@ def generate_ids(
             raise GenerationError(
                 f"prompt {number} has {len(prompt):,} tokens, the model takes {longest:,} in all; shorten it"
             )
+        refuse_unknown_ids(prompt, decoder.config.vocab_size, f"prompt {number}")
         rows.append(_Row(number, prompt, min(options.max_new_tokens, longest - len(prompt)), []))
     chooser = Chooser(options)
     stops = frozenset(options.stop_ids)

@@ -106,7 +106,7 @@ def _looked_for(name: str, keys: Keys) -> str:
     chosen = getattr(keys, name)
     usual = {"prompt": PROMPT_KEYS, "reference": REFERENCE_KEYS, "answer": ANSWER_KEYS}[name]
     names = [chosen] if chosen else list(usual)
-    return f"looked for {', '.join(names)}; name its field with --{name}-key"
+    return f"no text in {', '.join(names)}; rename the field (`evaluate` also takes its name as --{name}-key)"
 
 
 def _item(path: str, line: int, record: dict[str, Any], keys: Keys) -> Item:

@@ -6,6 +6,7 @@ depends on (seed, number of the prompt) alone, so a text does not depend on its 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmdata_train.errors import ConfigError
+from mmdata_train.errors import ConfigError, GenerationError
 
 REMOVED = float("-inf")
+LEAST_TEMPERATURE = 1e-6
+"""Logits of some thousands divided by less leave float32; what is drawn is the most likely token long before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +51,11 @@ class GenerationOptions:
         ):
             if value < low:
                 raise ConfigError(f"{name} is {value}; it must be at least {low}")
+        if self.temperature and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise ConfigError(
+                f"temperature is {self.temperature}; give 0 for the likeliest token, or a finite number from"
+                f" {LEAST_TEMPERATURE}"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if self.temperature == 0 and (self.top_k or self.top_p < 1.0):
@@ -79,7 +87,16 @@ class Chooser:
         self._streams: dict[int, random.Random] = {}
 
     def choose(self, logits: Tensor, numbers: Sequence[int]) -> list[int]:
-        """One token for each row of [rows, vocabulary]; numbers: the prompt of each row."""
+        """One token for each row of [rows, vocabulary]; numbers: the prompt of each row.
+
+        Raises GenerationError for logits that are not numbers.
+        """
+        broken = logits.isnan().any(dim=-1).tolist()
+        if any(broken):
+            raise GenerationError(
+                f"prompt {numbers[broken.index(True)]}: the model's logits are not numbers; its weights are damaged,"
+                " or too large for this precision: try --precision fp32"
+            )
         if self.options.temperature == 0:
             return [int(token) for token in logits.float().argmax(dim=-1)]
         chances = warp(logits, self.options).double().softmax(dim=-1).cumsum(dim=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,15 @@ def run(request: Request) -> None:
     request.check()
     options = request.sampling()
     items = None if request.file is None else read_items(request.file)
+    with ExitStack() as stack:
+        # Before any work: a name that cannot be written must not cost an hour of answers.
+        writer = None
+        if request.output is not None:
+            writer = stack.enter_context(JsonlWriter(request.output, overwrite=request.overwrite))
+        _answer(request, options, items, writer)
+
+
+def _answer(request: Request, options: GenerationOptions, items: list[Item] | None, writer: JsonlWriter | None) -> None:
     model = open_model(
         request.model, request.adapter, precision=request.precision, tokenizer=request.tokenizer,
         chat_template=request.chat_template,
@@ -82,10 +92,9 @@ def run(request: Request) -> None:
     prompts = [prompt_of(model, item, prompter, request) for item in items]
     stream = sys.stdout if len(items) == 1 and request.output is None and not request.as_json else None
     made = complete(model, prompts, options, stream)
-    if request.output is not None:
-        with JsonlWriter(request.output, overwrite=request.overwrite) as writer:
-            for item, completion in zip(items, made, strict=True):
-                writer.write({**item.record, "id": item.id, "prediction": completion.text, "ended": completion.reason})
+    if writer is not None:
+        for item, completion in zip(items, made, strict=True):
+            writer.write({**item.record, "id": item.id, "prediction": completion.text, "ended": completion.reason})
     elif request.as_json:
         results = [{"id": i.id, "prompt": i.prompt, **asdict(c)} for i, c in zip(items, made, strict=True)]
         json.dump({**facts_line(model), "options": asdict(options), "results": results}, sys.stdout, ensure_ascii=False)

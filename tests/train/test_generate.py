@@ -14,7 +14,7 @@ from click.testing import CliRunner  # noqa: E402
 
 from mmdata_train.cli import main  # noqa: E402
 from mmdata_train.errors import ConfigError, GenerationError  # noqa: E402
-from mmdata_train.generation.generate import generate, generate_ids  # noqa: E402
+from mmdata_train.generation.generate import generate, generate_ids, refuse_unknown_ids  # noqa: E402
 from mmdata_train.generation.model import LoadedModel, open_model  # noqa: E402
 from mmdata_train.generation.prompts import ChatPrompter, text_prompt  # noqa: E402
 from mmdata_train.generation.sampling import Chooser, GenerationOptions, warp  # noqa: E402
@@ -135,6 +135,9 @@ def test_a_drawn_text_depends_on_seed_and_prompt_number_and_not_on_the_batch(tmp
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": 1e-40}, "temperature is 1e-40"),
         ({"top_p": 0.0, "temperature": 1.0}, "top_p is 0.0"),
         ({"top_k": 5}, "temperature 0 draws none"),
         ({"stop_strings": ("",)}, "empty stop string"),
@@ -143,6 +146,13 @@ def test_a_drawn_text_depends_on_seed_and_prompt_number_and_not_on_the_batch(tmp
 def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         GenerationOptions(**options)
+
+
+def test_ids_the_model_does_not_have_and_logits_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(GenerationError, match="text 7 holds the token id 61, the model knows 0 to 60"):
+        refuse_unknown_ids([5, 61], 61, "text 7")
+    with pytest.raises(GenerationError, match="prompt 4: the model's logits are not numbers"):
+        Chooser(GenerationOptions()).choose(torch.tensor([[0.0, 1.0], [0.0, float("nan")]]), [3, 4])
 
 
 class ByteTokenizer:
@@ -225,8 +235,10 @@ def test_the_command_answers_prompts_and_files_and_refuses_what_does_not_fit(sha
     assert lines[0]["prediction"].startswith(" a time") and lines[0]["ended"] == "length"
     again = run(main, command)
     assert again.exit_code == 1 and "exists" in again.stderr
+    other = str(shared / "tokenizers" / "qwen3")
     for arguments, words, code in [
         ([model], "give --prompt TEXT", 2),
+        ([model, "--prompt", "internationalization", "--tokenizer", other], "the tokenizer is another model's", 1),
         ([model, "--prompt", "x", "--system", "y"], "add --chat", 2),
         ([str(tmp_path), "--prompt", "x"], "is no model: looked for config.json", 1),
         ([model, "--prompt", "x", "--chat"], "brings no chat template", 1),
