@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mmdata.errors import OutputExistsError
+from mmdata.errors import OutputExistsError, UsageError
 from mmdata.indexed.durable import write_durably
 from mmdata_train.errors import EvaluationError
 from mmdata_train.generation.items import Item
@@ -127,12 +127,19 @@ def key_path(page: Path) -> Path:
     return page.with_name(f"{page.name.removesuffix('.html')}.key.json")
 
 
+def check_page(page: Path, *, overwrite: bool = False) -> None:
+    """Refuse a page that cannot be written. Raises OutputExistsError, UsageError."""
+    for path in (page, key_path(page)):
+        if path.is_dir() or (path.exists() and not overwrite):
+            raise OutputExistsError(f"{path} exists; choose another name or give --overwrite for a page")
+    if next((folder for folder in page.parents if folder.exists()), Path()).is_file():
+        raise UsageError(f"{page} lies below a file; choose another name")
+
+
 def write_blind(test: BlindTest, page: Path, title: str, *, overwrite: bool = False) -> Path:
     """Write page and key; returns the key's path. Raises OutputExistsError, OutputError."""
+    check_page(page, overwrite=overwrite)
     key = key_path(page)
-    for path in (page, key):
-        if path.exists() and not overwrite:
-            raise OutputExistsError(f"{path} exists; choose another name or give --overwrite")
     page.parent.mkdir(parents=True, exist_ok=True)
     write_durably(str(key), json.dumps(key_of(test), ensure_ascii=False, indent=1).encode())
     write_durably(str(page), page_of(test, title).encode())

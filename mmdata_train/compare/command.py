@@ -8,7 +8,7 @@ from typing import Any
 
 from mmdata.errors import UsageError
 from mmdata_train.compare.answers import Asking, answers_of
-from mmdata_train.compare.blind import draw, read_key, write_blind
+from mmdata_train.compare.blind import check_page, draw, read_key, write_blind
 from mmdata_train.compare.votes import count_votes
 from mmdata_train.generation.items import read_items
 
@@ -23,6 +23,8 @@ def build(sides: Sequence[str], **options: Any) -> tuple[dict[str, Any], list[st
     if options["prompts"] is None or options["output"] is None:
         raise UsageError("compare needs --prompts FILE and -o PAGE.html")
     names = _names(sides, options["names"])
+    # Before any model is asked: a name that is taken must not cost its answers.
+    check_page(Path(options["output"]), overwrite=options["overwrite"])
     items = read_items(options["prompts"])[: options["limit"]]
     sampling = {name: options[name] for name in _SAMPLING}
     asking = Asking(**{name: options[name] for name in _ASKING}, options=sampling)
@@ -41,7 +43,8 @@ def build(sides: Sequence[str], **options: Any) -> tuple[dict[str, Any], list[st
 def _names(sides: Sequence[str], given: str | None) -> tuple[str, str]:
     names = tuple(name.strip() for name in given.split(",")) if given else tuple(sides)
     if len(names) != 2 or names[0] == names[1] or not all(names):
-        raise UsageError(f"--names {given!r}: two different names, as `base,tuned`")
+        called = f"--names {given!r}" if given else f"both sides are called {names[0]!r}"
+        raise UsageError(f"{called}: give two different names, as --names base,tuned")
     return names[0], names[1]
 
 

@@ -81,7 +81,8 @@ def flags_of(options: dict[str, Any]) -> Any:
     """The options sorted by what they belong to."""
     from mmdata_train.evaluate.flags import Flags
 
-    values = {key: value for key, value in options.items() if value not in (None, False, ())}
+    # By identity: 0 equals False, and a seed or limit of 0 was given.
+    values = {key: value for key, value in options.items() if value is not None and value is not False and value != ()}
     ranks = {key: values.pop(key) for key in ("tensor", "pipeline", "data") if key in values}
     suite = {key: values.pop(key) for key in _SUITE if key in values} | ({"parallel": ranks} if ranks else {})
     model = {key: values.pop(key) for key in _MODEL if key in values}

@@ -55,7 +55,7 @@ class Flags:
 
     def _sets(self) -> dict[str, Any]:
         sets: dict[str, Any] = {}
-        common = {key: value for key, value in self.entry.items() if value not in (None, (), 0)}
+        common = {key: value for key, value in self.entry.items() if value is not None and value != ()}
         shots: dict[str, Any] = {key: common.pop(key) for key in ("shots", "shots_from") if key in common}
         for kind, paths in (("perplexity", self.perplexity), ("answers", self.questions), ("choices", self.choices)):
             for target in paths:

@@ -102,7 +102,9 @@ def _model_facts(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _check_output(suite: Suite) -> None:
-    """Refuse to write over any file, before anything is computed."""
+    """Refuse to write over any file, or into what is no folder, before anything is computed."""
+    if next((path for path in (suite.output, *suite.output.parents) if path.exists()), suite.output).is_file():
+        raise EvaluationError(f"output {suite.output} is a file or lies below one; give a folder")
     if suite.overwrite:
         return
     names = [f"{name}.{model}.jsonl" for name in suite.sets for model in suite.models]

@@ -227,8 +227,8 @@ def run_choices(opened: OpenedModel, model: ModelEntry, entry: SetEntry) -> Outc
     pool = read_questions(Path(entry.shots_from)) if entry.shots_from else []
     asker = _asker(opened, model, entry, questions)
     asked = [asker.ask(question, shots_for(question, pool, entry.shots)) for question in questions]
-    for question, one in zip(questions, asked, strict=True):
-        for row in one.rows:
+    for question, posed in zip(questions, asked, strict=True):
+        for row in posed.rows:
             refuse_unknown_ids(row, opened.scorer.config.vocab_size, f"{entry.path}: question {question.id}")
     chosen = choose_all(opened.scorer, asked, entry)
     subjects: dict[str, list[Chosen]] = {}

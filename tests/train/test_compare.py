@@ -137,6 +137,8 @@ def test_the_command_builds_from_files_and_scores(tmp_path: Path) -> None:
     assert scored.exit_code == 0 and "A better 0.0%" in scored.stdout and "B better 100.0%" in scored.stdout
     for arguments, words, code in [
         ([*command, "-o", str(page)], "exists; choose another name", 1),
+        ([*command[:2], "no-such-model", *command[3:], "-o", str(page)], "exists; choose another name", 1),
+        ([*command[:2], command[1], *command[3:], "-o", str(page)], "give two different names", 2),
         (["compare", "x"], "takes two sides, A and B; 1 were given", 2),
         (["compare", "--score", str(ratings)], "takes ratings and their --key", 2),
         ([*command[:3], "--prompts", str(prompts)], "-o PAGE.html", 2),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mmdata_train.errors import EvaluationError
+from mmdata_train.errors import ConfigError, EvaluationError
+from mmdata_train.evaluate.cli import flags_of
+from mmdata_train.evaluate.flags import Flags
 from mmdata_train.evaluate.intervals import sign_test, wilson
 from mmdata_train.evaluate.questions import form_of, prompt_parts, read_questions, shots_for
 from mmdata_train.evaluate.scores import Pair, score_answers, token_f1
@@ -108,9 +110,9 @@ def test_items_are_read_in_the_usual_shapes(tmp_path: Path) -> None:
     assert [item.references for item in items] == [("a",), ("o",), ("w",), ("g",), ("r1", "r2"), ("t",)]
     assert items[4].answer == "" and items[0].answer is None
     assert items[2].source == "law" and [item.id for item in items] == ["1", "2", "3", "4", "5", "6"]
-    with pytest.raises(EvaluationError, match=r"qa.jsonl:1: no answer: looked for prediction"):
+    with pytest.raises(EvaluationError, match=r"qa.jsonl:1: no answer: no text in prediction"):
         read_items(file, need=("answer",))
-    with pytest.raises(EvaluationError, match=r"qa.jsonl:1: no reference: looked for gold; .* --reference-key"):
+    with pytest.raises(EvaluationError, match=r"qa.jsonl:1: no reference: no text in gold; .* --reference-key"):
         read_items(file, Keys(reference="gold"), need=("reference",))
     file.write_text('{"prompt": "a"}\n{"prompt"\n', encoding="utf-8")
     with pytest.raises(EvaluationError, match=r"qa.jsonl:2: not JSON"):
@@ -168,3 +170,21 @@ def test_prompts_have_header_shots_and_the_question(tmp_path: Path) -> None:
     )
     with pytest.raises(EvaluationError, match="2 shots are wanted, but there are 1 questions on law"):
         shots_for(questions[0], questions, 2)
+
+
+def test_zero_given_on_the_command_line_is_not_taken_for_the_default() -> None:
+    for name in ("seq_length", "stride", "limit"):
+        with pytest.raises(ConfigError, match=f"{name} is 0; it must be at least 1"):
+            flags_of({"targets": ("m",), "perplexity": ("texts.jsonl",), name: 0}).to_suite()
+    assert flags_of({"targets": ("m",), "perplexity": ("t.jsonl",), "seed": 0}).to_suite().seed == 0
+
+
+def test_output_that_is_a_file_is_refused_before_scoring(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from mmdata_train.evaluate.run import evaluate
+
+    file = tmp_path / "taken"
+    file.write_text("", encoding="utf-8")
+    suite = Flags(answers=("a.jsonl",), suite={"output": str(file), "overwrite": True}).to_suite()
+    with pytest.raises(EvaluationError, match="taken is a file or lies below one; give a folder"):
+        evaluate(suite)
