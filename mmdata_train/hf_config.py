@@ -55,6 +55,25 @@ _REFUSED = {
     "Yi": "it is Yi's first release with code of its own; use the model's current revision, which is a Llama",
     "qwen": "it is the first Qwen with code of its own; use Qwen2 or newer",
 }
+_WHOLE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "max_position_embeddings", "sliding_window", "max_window_layers", "n_embd", "n_layer",
+    "n_head", "n_inner", "n_positions",
+)  # fmt: skip
+_NUMBERS = (
+    "rms_norm_eps", "layer_norm_epsilon", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+    "initializer_range", "rope_theta",
+)  # fmt: skip
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(_WHOLE, ((int,), "a whole number")),
+    **dict.fromkeys(_NUMBERS, ((int, float), "a number")),
+    **dict.fromkeys(("hidden_act", "activation_function"), ((str,), "a name")),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), ((Mapping,), "an object")),
+}
+_MAY_BE_NULL = (
+    "num_key_value_heads", "head_dim", "n_inner", "sliding_window", "max_window_layers", "attention_dropout",
+    "rope_theta", "rope_parameters", "rope_scaling",
+)  # fmt: skip
 Raw = Mapping[str, Any]
 
 
@@ -69,6 +88,7 @@ def config_from_json(raw: Raw, where: str, **changes: Any) -> ModelConfig:
     kind = raw.get("model_type")
     try:
         _refuse(raw, kind)
+        _check_kinds(raw)
         fields = _gpt2({**GPT2_DEFAULTS, **raw}) if kind == "gpt2" else _llama_like(raw, str(kind))
         return ModelConfig(**{**fields, **changes})
     except KeyError as error:
@@ -89,6 +109,16 @@ def _refuse(raw: Raw, kind: Any) -> None:
         raise ModelError(
             f"the weights are quantised ({method}); use the original model, which trains and merges exactly"
         )
+
+
+def _check_kinds(raw: Raw) -> None:
+    """Every key that is read holds the kind of value it should."""
+    for key, (types, what) in _KINDS.items():
+        value = raw.get(key)
+        if key not in raw or (value is None and key in _MAY_BE_NULL):
+            continue
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise ModelError(f"{key} is {value!r}; it must be {what}")
 
 
 def _activation(name: str) -> str:

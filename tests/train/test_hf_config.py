@@ -5,6 +5,7 @@ architecture's own default.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,23 @@ def test_missing_key_names_file_and_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     with pytest.raises(ModelError, match=r"config.json: 'intermediate_size' is missing"):
         config_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("vocab_size", "512", "vocab_size is '512'; it must be a whole number"),
+        ("hidden_size", None, "hidden_size is None; it must be a whole number"),
+        ("rms_norm_eps", "x", "rms_norm_eps is 'x'; it must be a number"),
+        ("hidden_act", ["silu"], "it must be a name"),
+        ("rope_parameters", "x", "rope_parameters is 'x'; it must be an object"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_file_key_and_value(key: str, value: object, words: str) -> None:
+    raw = {
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }  # fmt: skip
+    assert config_from_json(raw, "config.json").num_kv_heads == 4
+    with pytest.raises(ModelError, match=f"^config.json: .*{re.escape(words)}"):
+        config_from_json({**raw, key: value}, "config.json")
