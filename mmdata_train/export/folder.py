@@ -57,8 +57,11 @@ def whole_folder(output: Path, needed: int) -> Iterator[Path]:
             )
         staging = output.with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
         staging.mkdir()
+        existed = output.exists()
     try:
         yield staging
+        if output.exists() and not existed:
+            raise OutputExistsError(f"{output} appeared while this export was written; choose another folder")
         with disk_faults(str(output)):
             _publish(staging, output)
     finally:

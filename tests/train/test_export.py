@@ -24,7 +24,7 @@ from mmdata_train.config import TrainConfig  # noqa: E402
 from mmdata_train.config_io import build  # noqa: E402
 from mmdata_train.errors import ConfigError, ExportError  # noqa: E402
 from mmdata_train.export.command import export_checkpoint  # noqa: E402
-from mmdata_train.export.folder import RECORD  # noqa: E402
+from mmdata_train.export.folder import RECORD, whole_folder  # noqa: E402
 from mmdata_train.export.options import ExportOptions, ExportResult  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.run import finetune  # noqa: E402
@@ -301,3 +301,14 @@ def test_checkpoint_of_a_run_carries_what_its_export_needs(
     trained, source = loaded(tmp_path / "out"), loaded(sources["qwen2"])
     assert trained.lm_head.weight is trained.model.embed_tokens.weight
     assert not torch.equal(trained.model.norm.weight, source.model.norm.weight)
+
+
+def test_the_second_of_two_exports_into_one_folder_does_not_replace_the_first(tmp_path: Path) -> None:
+    output = tmp_path / "model"
+    with whole_folder(output, 0) as first:
+        (first / "a").write_text("first", encoding="utf-8")
+        with pytest.raises(OutputExistsError, match="appeared while"), whole_folder(output, 0) as second:
+            (second / "a").write_text("second", encoding="utf-8")
+            output.mkdir()
+        output.rmdir()
+    assert (output / "a").read_text(encoding="utf-8") == "first" and [p.name for p in tmp_path.iterdir()] == ["model"]
