@@ -22,20 +22,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["MMDATA_CACHE_DIR"] = former
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one() -> Iterator[RankPool]:
-    """A single rank: the reference."""
+    """A single rank: the reference. A pool a file: hundreds of gloo groups left open keep waking and fill the cores."""
     with RankPool(1, deadline_s=150) as pool:
         yield pool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two() -> Iterator[RankPool]:
     with RankPool(2, deadline_s=150) as pool:
         yield pool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[RankPool]:
     """Four ranks: enough for any two axes."""
     with RankPool(4, deadline_s=150) as pool:
