@@ -40,6 +40,8 @@ from mmdata_train.step import Engine
 
 FORMAT = 1
 LATEST = "latest"
+RUN_CHECKPOINTS = "checkpoints"
+"""The folder of a run's output that holds its checkpoints."""
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP_FOLDER = re.compile(r"step_\d{8,}")
@@ -84,6 +86,16 @@ def latest_checkpoint(folder: Path) -> Path | None:
             f"{pointer} names {name!r}, which is not a whole checkpoint; whole ones: {', '.join(whole) or 'none'}"
         )
     return found
+
+
+def checkpoint_at(path: Path) -> Path | None:
+    """The checkpoint a path means: itself, or the latest one there or in the run's folder there; None where none is.
+
+    Raises CheckpointError when the latest one is gone.
+    """
+    if (path / STATE).is_file():
+        return path
+    return latest_checkpoint(path) or latest_checkpoint(path / RUN_CHECKPOINTS)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

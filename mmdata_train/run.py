@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mmdata_train.batch import Batch
-from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state
+from mmdata_train.checkpoint import RUN_CHECKPOINTS, Checkpointer, latest_checkpoint, read_state
 from mmdata_train.config import TrainConfig, TrainingConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.config_io import dump_yaml, to_mapping
@@ -42,8 +42,6 @@ from mmdata_train.slices import TENSOR_AXIS
 from mmdata_train.trainer import RunSummary, Trainer, ValidationSet, global_rows_at
 
 logger = logging.getLogger("mmdata_train")
-
-CHECKPOINTS = "checkpoints"
 
 
 def count_steps(training: TrainingConfig, samples: int) -> int:
@@ -101,7 +99,7 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     Called once by the process that starts the ranks, so that the user reads one message instead of one from each.
     Raises ConfigError, DataError, ModelError, CheckpointError and what prepare_data raises.
     """
-    found = latest_checkpoint(config.output.dir / CHECKPOINTS)
+    found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
     state = read_state(found) if found is not None else None
     check_run(model_config(config), config.parallel, config.train, config.data.seq_length, world_size)
     return open_data(with_shards(config), None if state is None else state["data"])[1]
@@ -150,7 +148,7 @@ def finetune(config: TrainConfig) -> RunSummary:
     Raises ConfigError, DataError, ModelError, CheckpointError, StepError, MemoryExhaustedError, RankError, and
     ParityError before the first step where the layout does not train like one process.
     """
-    found = latest_checkpoint(config.output.dir / CHECKPOINTS)
+    found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
     state = read_state(found) if found is not None else None
     prepared = with_shards(config)
     reference = reference_if_needed(prepared)
@@ -191,7 +189,7 @@ def _run(
     first = dist.get_rank() == 0
     origin = origin_of_run(config, tokenizer_path(config), engine.model.config, data.mix.shards, str(mesh.layout))
     checkpointer = Checkpointer(
-        folder / CHECKPOINTS, config.output.keep, config.output.async_save, origin=origin.to_state()
+        folder / RUN_CHECKPOINTS, config.output.keep, config.output.async_save, origin=origin.to_state()
     )
     if first:
         (folder / "config.yaml").write_text(as_given, encoding="utf-8")

@@ -18,7 +18,7 @@ import numpy as np
 import mmdata
 from mmdata.errors import TokenizerNotFoundError
 from mmdata_train.batch import Batch
-from mmdata_train.checkpoint import latest_checkpoint, read_state
+from mmdata_train.checkpoint import RUN_CHECKPOINTS, latest_checkpoint, read_state
 from mmdata_train.config import TrainConfig
 from mmdata_train.data.open import ModelFacts, TrainingData, open_training, samples_for_epochs
 from mmdata_train.data.prepare import prepare_data
@@ -84,7 +84,7 @@ def open_run(config: TrainConfig, world_size: int | None = None, *, as_run: bool
         wanted = _consumed_at(partial(global_rows_at, config.train), config.train.steps)
     elif config.train.epochs is not None and section.num_samples is None:
         wanted = samples_for_epochs(section, config.train.epochs, cache)
-    found = latest_checkpoint(Path(config.output.dir) / "checkpoints") if as_run else None
+    found = latest_checkpoint(Path(config.output.dir) / RUN_CHECKPOINTS) if as_run else None
     state = None if found is None else read_state(found)["data"]
     data = open_training(section, wanted, cache, facts=model_facts(config), state=state)
     sampler = ParallelSampler(

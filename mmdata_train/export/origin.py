@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.indexed.reader import IndexedDataset
-from mmdata_train.checkpoint import LATEST, STATE, latest_checkpoint, read_state
+from mmdata_train.checkpoint import LATEST, STATE, checkpoint_at, read_state
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_io import build, to_mapping
 from mmdata_train.errors import ExportError
@@ -22,7 +22,6 @@ from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
 
 KEY = "origin"
-RUN_CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,13 +107,9 @@ def _other_base(config: TrainConfig) -> str | None:
 def find_checkpoint(path: str | Path) -> Path:
     """The checkpoint at a path: itself, or the latest of a run's folder. Raises ExportError, CheckpointError."""
     given = Path(path)
-    if (given / STATE).is_file():
-        return given
-    for folder in (given, given / RUN_CHECKPOINTS):
-        if (folder / LATEST).is_file():
-            found = latest_checkpoint(folder)
-            assert found is not None
-            return found
+    found = checkpoint_at(given)
+    if found is not None:
+        return found
     what = "does not exist" if not given.exists() else f"holds neither {STATE} nor {LATEST}"
     raise ExportError(f"{given} {what}; give a run's output folder or one of its checkpoints, such as step_00000100")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmdata_train.checkpoint import STATE, latest_checkpoint
+from mmdata_train.checkpoint import STATE, checkpoint_at
 from mmdata_train.errors import GenerationError
 from mmdata_train.export.origin import read_origin
 from mmdata_train.hf_config import config_from_folder
@@ -59,7 +59,7 @@ def find_source(path: str | Path, adapter: str | Path | None = None) -> ModelSou
         return _of_adapter(path)
     if (path / "config.json").is_file():
         return _of_folder(path, path, on_top)
-    found = _find_checkpoint(path)
+    found = checkpoint_at(path)
     if found is None:
         raise GenerationError(
             f"{path} is no model: looked for config.json (Hugging Face), {ADAPTER_CONFIG} (PEFT), and checkpoints/ or"
@@ -85,15 +85,6 @@ def _of_adapter(path: Path) -> ModelSource:
             f" model and this one as --adapter {path}"
         )
     return _of_folder(path, folder, path)
-
-
-def _find_checkpoint(path: Path) -> Path | None:
-    if (path / STATE).is_file():
-        return path
-    for folder in (path / "checkpoints", path):
-        if folder.is_dir() and (found := latest_checkpoint(folder)) is not None:
-            return found
-    return None
 
 
 def _of_checkpoint(path: Path, checkpoint: Path, adapter: Path | None) -> ModelSource:
