@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from mmdata.indexed import IndexedDataset, InputFacts, Manifest, ShardSet, ShardWriter, encode_origins
+from mmdata.indexed import (
+    IndexedDataset,
+    InputFacts,
+    Manifest,
+    ShardSet,
+    ShardWriter,
+    encode_origins,
+    read_manifest,
+    write_manifest,
+)
 
 # The worked example of docs/shard-format.md: documents [1, 2, 3], [], [4 | 5] as uint16.
 EXAMPLE_BIN = bytes.fromhex("0100 0200 0300 0400 0500")
@@ -90,3 +100,26 @@ def random_documents(count: int, seed: int = 1, high: int = 900) -> list[list[in
     """Documents of 1 to 40 tokens, none of them EOD."""
     generator = np.random.default_rng(seed)
     return [(generator.integers(EOD + 1, high, generator.integers(1, 40))).tolist() for _ in range(count)]
+
+
+def change_manifest(prefix: Path, **changes: object) -> None:
+    manifest = read_manifest(str(prefix))
+    assert manifest is not None
+    write_manifest(str(prefix), replace(manifest, **changes))  # type: ignore[arg-type]
+
+
+def rewrite(prefix: Path, documents: list[list[int]]) -> None:
+    """Other documents under an unchanged claim that EOD was appended."""
+    manifest = read_manifest(str(prefix))
+    assert manifest is not None
+    with ShardWriter(prefix, vocab_size=1000, overwrite=True) as writer:
+        for tokens in documents:
+            writer.add_document(tokens, lengths=[len(tokens)])
+        sealed = writer.close()
+    facts = {"sequences": sealed.sequences, "documents": sealed.documents, "tokens": sealed.tokens}
+    changed = replace(manifest, files={"bin": sealed.bin, "idx": sealed.idx}, loss="all", **facts)  # type: ignore[arg-type]
+    write_manifest(str(prefix), changed)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
