@@ -1,4 +1,4 @@
-"""Megatron command lines become configurations; what would change the result is refused, all of it at once."""
+"""Megatron command lines become configurations: every flag of the table has a fate, a target or a reason."""
 
 from __future__ import annotations
 
@@ -8,34 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_lines import SIZES, config_of, read
 
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_io import build
-from mmdata_train.megatron_flags import Translation, in_flags, nested, translate
+from mmdata_train.megatron_flags import nested, translate
 from mmdata_train.megatron_page import help_text, markdown
 from mmdata_train.megatron_parse import parse
 from mmdata_train.megatron_table import FLAGS
-from mmdata_train.model.config import ModelConfig
 
 ROOT = Path(__file__).parent.parent.parent
-BASE = "--seq-length 64 --micro-batch-size 1 --global-batch-size 8"
-SIZES = f"--num-layers 8 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 64 {BASE}"
-
-
-def read(line: str, data_ranks: int = 1) -> Translation:
-    return translate(shlex.split(f"{SIZES} {line}"), data_ranks)
-
-
-def config_of(line: str, data_ranks: int = 1) -> TrainConfig:
-    found = read(line, data_ranks)
-    assert not found.problems, found.problems
-    return build(TrainConfig, nested(found.fields | {"model.vocab_size": 61}))
-
-
-def model_of(line: str) -> ModelConfig:
-    model = config_of(line).model
-    assert isinstance(model, ModelConfig)
-    return model
 
 
 def test_every_flag_has_one_fate_and_a_target_or_a_reason() -> None:
@@ -79,87 +61,6 @@ def test_page_of_flags_is_made_from_the_table() -> None:
 def test_help_names_every_flag_that_acts() -> None:
     text = help_text("Introduction.")
     assert all(f"--{flag.name}" in text for flag in FLAGS.values() if flag.kind == "map")
-
-
-def test_megatrons_plain_command_is_a_gpt2() -> None:
-    model = model_of("")
-    assert (model.norm, model.positions, model.gated, model.family) == ("layer", "learned", False, "gpt2")
-    assert model.qkv_bias and model.output_bias and model.mlp_bias and model.tie_embeddings
-    assert (model.intermediate_size, model.head_dim, model.num_kv_heads, model.init_std) == (128, 8, 4, 0.02)
-    assert (model.dropout, model.attention_dropout) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("line", "activation"),
-    [
-        ("", "gelu_tanh"),  # Megatron's fused bias and GELU is the tanh form
-        ("--no-bias-gelu-fusion", "gelu"),
-        ("--disable-bias-linear", "gelu"),
-        ("--disable-bias-linear --openai-gelu", "gelu_tanh"),
-        ("--squared-relu", "relu2"),
-        ("--swiglu", "silu"),
-    ],
-)
-def test_activation_is_the_one_megatron_computes(line: str, activation: str) -> None:
-    assert model_of(line).activation == activation
-
-
-@pytest.mark.peer
-def test_fused_gelu_of_megatron_is_the_tanh_form() -> None:
-    torch = pytest.importorskip("torch")
-    fused = pytest.importorskip("megatron.core.fusions.fused_bias_gelu")
-    x = torch.linspace(-4, 4, 101)
-    ours = torch.nn.functional.gelu(x, approximate="tanh")
-    assert torch.allclose(fused.bias_gelu(torch.zeros(101), x), ours, atol=1e-6)
-    assert not torch.allclose(torch.nn.functional.gelu(x), ours, atol=1e-6)
-
-
-@pytest.mark.peer
-@pytest.mark.parametrize("left", [0, 3])
-def test_window_holds_the_positions_megatrons_mask_leaves_open(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    theirs = pytest.importorskip("megatron.core.transformer.utils")
-    from mmdata_train.attention import block_causal_mask
-
-    window = model_of(f"--window-size {left},0").sliding_window
-    ours = block_causal_mask(8, None, window, torch.device("cpu"))
-    assert ours is not None
-    ones = torch.ones
-    # Megatron makes its mask on a GPU.
-    monkeypatch.setattr(torch, "ones", lambda *shape, device, **more: ones(*shape, **more))
-    assert torch.equal(ours[0, 0], ~theirs.get_sliding_window_causal_mask(8, 8, (left, 0)))
-
-
-def test_gated_width_is_rounded_down_as_megatron_does() -> None:
-    assert config_of("--hidden-size 4096 --swiglu").model.intermediate_size == 10880  # type: ignore[union-attr]
-    assert model_of("--hidden-size 4096").intermediate_size == 16384
-    assert model_of("--swiglu --ffn-hidden-size 48").intermediate_size == 48
-
-
-def test_llama_flags_give_a_llama() -> None:
-    model = model_of(
-        "--swiglu --disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-6 --position-embedding-type rope"
-        " --rotary-base 500000 --use-rope-scaling --rope-scaling-factor 32 --group-query-attention"
-        " --num-query-groups 2 --untie-embeddings-and-output-weights --window-size 7,0"
-    )
-    assert (model.family, model.norm, model.gated, model.norm_eps) == ("llama", "rms", True, 1e-6)
-    assert (model.num_kv_heads, model.rope_theta, model.sliding_window) == (2, 500000.0, 8)
-    assert model.rope_scaling is not None
-    assert (model.rope_scaling.kind, model.rope_scaling.factor) == ("llama3", 32.0)
-    assert (model.rope_scaling.low_freq_factor, model.rope_scaling.high_freq_factor) == (1.0, 4.0)
-    assert model.rope_scaling.original_max_positions == 8192
-    assert not (model.qkv_bias or model.tie_embeddings)
-
-
-def test_qwen_biases_and_norms_are_told_apart() -> None:
-    qwen2 = model_of("--normalization RMSNorm --disable-bias-linear --add-qkv-bias")
-    assert (qwen2.family, qwen2.qkv_bias, qwen2.output_bias, qwen2.mlp_bias) == ("qwen2", True, False, False)
-    qwen3 = model_of("--normalization RMSNorm --add-bias-linear false --qk-layernorm --kv-channels 16")
-    assert (qwen3.family, qwen3.qk_norm, qwen3.qkv_bias, qwen3.head_dim) == ("qwen3", True, False, 16)
-
-
-def test_group_query_attention_alone_has_one_group_as_in_megatron() -> None:
-    assert model_of("--group-query-attention").num_kv_heads == 1
 
 
 @pytest.mark.parametrize("spelling", ["--micro-batch-size 4", "--micro_batch_size 4", "--micro-batch-size=4"])
@@ -330,111 +231,8 @@ def test_document_boundaries_keep_positions_and_attention_apart() -> None:
     assert config_of("--reset-position-ids").data.reset_positions is True
 
 
-def test_dropout_is_0_with_a_notice_unless_given() -> None:
-    assert any("dropout is 0; Megatron's default is 0.1" in notice for notice in read("").notices)
-    given = read("--hidden-dropout 0.1 --attention-dropout 0.2")
-    assert not any("dropout" in notice for notice in given.notices)
-    model = model_of("--hidden-dropout 0.1 --attention-dropout 0.2")
-    assert (model.dropout, model.attention_dropout) == (0.1, 0.2)
-
-
 def test_accepted_flags_say_that_they_do_nothing_and_false_ones_do_not() -> None:
     assert "--use-flash-attn has no effect: kernels are chosen by PyTorch" in read("--use-flash-attn").notices
     assert not any("flash" in notice for notice in read("--use-flash-attn false").notices)
     assert not read("--eval-iters 0").problems
     assert read("--eval-iters 0").fields["train.eval_batches"] == 1
-
-
-def test_published_llama_3_command_is_understood_but_for_what_changes_results() -> None:
-    """The flags of Megatron-LM's example for Llama 3 8B; three of them would change what is trained."""
-    found = translate(
-        shlex.split(
-            "--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32"
-            " --group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192"
-            " --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 1000000 --rotary-percent 1.0"
-            " --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu --init-method-std 0.0134 --attention-backend fused"
-            " --apply-layernorm-1p --untie-embeddings-and-output-weights --disable-bias-linear --micro-batch-size 1"
-            " --global-batch-size 128 --train-samples 1953125000 --lr-decay-samples 1949218748"
-            " --lr-warmup-samples 3906252 --lr 0.00015 --min-lr 0.00001 --decoupled-lr 5.0e-4"
-            " --decoupled-min-lr 4.5e-5 --lr-decay-style cosine --clip-grad 1.0 --weight-decay 0.1 --adam-beta1 0.9"
-            " --adam-beta2 0.95 --bf16 --grad-reduce-in-bf16 --cross-entropy-loss-fusion --calculate-per-token-loss"
-            " --manual-gc --empty-unused-memory-level 1 --tensor-model-parallel-size 1 --context-parallel-size 1"
-            " --pipeline-model-parallel-size 1 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce"
-            " --overlap-param-gather --mock-data --tokenizer-type NullTokenizer --vocab-size 128256"
-            " --data-cache-path cache --tiktoken-pattern v2 --split 99,1,0 --no-create-attention-mask-in-dataloader"
-            " --no-mmap-bin-files --num-workers 1 --log-interval 1 --eval-iters 32 --eval-interval 100"
-            " --save-interval 1000 --log-throughput --profile --profile-step-start 4 --profile-step-end 6"
-            " --ckpt-format torch_dist --distributed-timeout-minutes 60 --save there --load there --tensorboard-dir tb"
-        )
-    )
-    words = " ".join(found.problems)
-    for flag in ("--apply-layernorm-1p", "--decoupled-lr", "--decoupled-min-lr"):
-        assert flag in words
-    assert found.fields["train.decay_steps"] == -(-1949218748 // 128)
-    assert len(found.problems) <= 5, found.problems
-
-
-REFUSED = [
-    ("--num-experts 8", "--num-experts is not offered: mixtures of experts are not offered; use a dense model"),
-    ("--moe-router-topk 2", "--moe-router-topk is not offered: mixtures of experts"),
-    ("--fp8-amax-history-len 3", "fp8 is not offered here; use --bf16"),
-    ("--hiden-size 3", "--hiden-size is unknown; did you mean --hidden-size?"),
-    ("--xyzzy", "--xyzzy is unknown; docs/megatron-flags.md lists all"),
-    ("--lr fast", "--lr 'fast' is not a number"),
-    ("--num-layers", "--num-layers needs a value"),
-    ("--fp16 yes", "--fp16 'yes' is neither true nor false"),
-    ("--num-layers 4 5", "'5' after --num-layers belongs to no flag"),
-    ("--lr-decay-style inverse-square-root", "choose from constant, linear, cosine, WSD"),
-    ("--lr-decay-style cosin", "did you mean cosine?"),
-    ("--lr-decay-style WSD --lr-wsd-decay-style exponential", "use linear"),
-    ("--optimizer muon", "AdamW is the only optimizer; leave it out or use adam"),
-    ("--bf16 --fp16", "keep one"),
-    ("--train-iters 10 --lr-decay-iters 0", "must be at least 1"),
-    ("--train-iters 10 --train-samples 5", "keep one"),
-    ("--train-iters 0", "--train-iters is 0; it must be at least 1"),
-    ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", r"use one of \[1, 2, 4\]"),
-    ("--num-virtual-stages-per-pipeline-rank 2", "--pipeline-model-parallel-size above 1"),
-    ("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1", "do not split equally"),
-    ("--pipeline-model-parallel-size 2 --account-for-loss-in-pipeline-split", "--num-layers 7 would fit"),
-    ("--window-size 4,4", "looks ahead"),
-    ("--window-size x", "is not LEFT,RIGHT"),
-    ("--position-embedding-type none", "choose from learned_absolute, rope"),
-    ("--use-rope-scaling", "needs --position-embedding-type rope"),
-    ("--num-query-groups 2", "give both, or neither"),
-    ("--swiglu --squared-relu", "keep one activation"),
-    ("--hidden-size 30", "is not a multiple of --num-attention-heads 4"),
-    ("--seq-length 65", "beyond --max-position-embeddings 64"),
-    ("--eod-mask-loss", "--reset-attention-mask"),
-    ("--exp-avg-dtype bf16", "moments are kept in fp32"),
-    ("--rampup-batch-size 2 2", "is not START INCREMENT SAMPLES"),
-    ("--data-path 0.3 a 0.7", "neither prefixes alone nor pairs"),
-    ("--data-path a --mock-data", "keep one"),
-    ("--train-data-path a --split 1,1,1", "--data-path only"),
-    ("--dataloader-type external", "use single or cyclic"),
-    ("--loss-scale 8", "without --fp16"),
-    ("--data-parallel-sharding-strategy optim", "without --use-megatron-fsdp"),
-    ("--lr-warmup-samples 9 --rampup-batch-size 2 2 8", "use --lr-warmup-iters"),
-    ("--lr-warmup-samples 9 --lr-warmup-iters 2", "keep one"),
-]
-
-
-@pytest.mark.parametrize(("line", "message"), REFUSED)
-def test_what_cannot_be_done_is_refused_with_the_reason(line: str, message: str) -> None:
-    found = read(line)
-    assert len(found.problems) == 1, found.problems
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(found.problems[0])
-
-
-def test_everything_wrong_is_found_in_one_go() -> None:
-    problems = read("--moe-x 1 --hiden-size 2 --optimizer sgd --bf16 --fp16 --window-size 4,4").problems
-    assert len(problems) == 5
-
-
-def test_messages_speak_in_flags() -> None:
-    assert in_flags("parallel.tensor 4 does not divide model.num_heads 6") == (
-        "--tensor-model-parallel-size 4 does not divide --num-attention-heads 6"
-    )
-    assert in_flags("train.global_batch_size 7, data.seq_length") == "--global-batch-size 7, --seq-length"
-    assert in_flags("model.num_kv_heads 5, lora_rank is 8") == "--num-query-groups 5, --lora-rank is 8"
-    assert in_flags("train.lr is not train.lr_schedule") == "--lr is not --lr-decay-style"
