@@ -10,19 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from small_shards import (
-    change_manifest,
-    file,
-    write_example,
-)
+from small_shards import change_manifest, file, write_example
 
 from mmdata import errors
-from mmdata.indexed import (
-    IndexedDataset,
-    check_before_training,
-    read_manifest,
-    verify_shard,
-)
+from mmdata.indexed import IndexedDataset, check_before_training, read_manifest, verify_shard
 
 
 @pytest.mark.parametrize(

@@ -8,26 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from small_shards import (
-    EOD,
-    change_manifest,
-    file,
-    full_shard,
-    patch,
-    plain_shard,
-    random_documents,
-    rewrite,
-)
+from small_shards import EOD, change_manifest, file, full_shard, patch, plain_shard, random_documents, rewrite
 
 from mmdata import errors
-from mmdata.indexed import (
-    IndexedDataset,
-    adopt_shard,
-    check_before_training,
-    read_manifest,
-    repair_shard,
-    verify_shard,
-)
+from mmdata.indexed import IndexedDataset, adopt_shard, check_before_training, read_manifest, repair_shard, verify_shard
 
 
 @dataclass

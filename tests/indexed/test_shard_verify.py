@@ -7,24 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_shards import (
-    EOD,
-    change_manifest,
-    file,
-    full_shard,
-    patch,
-    random_documents,
-    rewrite,
-    write_example,
-)
+from small_shards import EOD, change_manifest, file, full_shard, patch, random_documents, rewrite, write_example
 
 from mmdata import errors
-from mmdata.indexed import (
-    IndexedDataset,
-    ShardWriter,
-    read_manifest,
-    verify_shard,
-)
+from mmdata.indexed import IndexedDataset, ShardWriter, read_manifest, verify_shard
 
 
 def found(prefix: Path, deep: bool = True) -> list[str]:
