@@ -115,8 +115,8 @@ def checkpoint_digest(folder: Path) -> str:
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from mmdata_train.checkpoint import latest_checkpoint
     from mmdata_train.checkpoint_format import SafeReader, read_index
+    from mmdata_train.run_folder import latest_checkpoint
 
     found = latest_checkpoint(folder)
     assert found is not None, f"no checkpoint in {folder}"

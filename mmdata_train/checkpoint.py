@@ -12,8 +12,6 @@ stored under `model.NAME`, Adam's moments under `optimizer.NAME.exp_avg` and `.e
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -28,6 +26,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from mmdata.indexed.durable import sync_directory, write_durably
 from mmdata_train.checkpoint_format import SafeReader, read_index
 from mmdata_train.config_io import to_mapping
 from mmdata_train.errors import CheckpointError
@@ -35,79 +34,11 @@ from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.loss import to_local
 from mmdata_train.model.decoder import canonical_name
 from mmdata_train.parallelize import ModelParts
+from mmdata_train.run_folder import FORMAT, LATEST, STATE, STEP_FOLDER, read_state, step_folder
 from mmdata_train.slices import named_weights
 from mmdata_train.step import Engine
 
-FORMAT = 1
-LATEST = "latest"
-RUN_CHECKPOINTS = "checkpoints"
-"""The folder of a run's output that holds its checkpoints."""
-STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-STEP_FOLDER = re.compile(r"step_\d{8,}")
-
-
-def step_folder(step: int) -> str:
-    """Name of the checkpoint after `step` steps."""
-    return f"step_{step:08d}"
-
-
-def write_durably(path: Path, text: str) -> None:
-    """The file holds the old text or the new one, never a part."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint `latest` names, None where there is none. Raises CheckpointError when that one is gone."""
-    pointer = folder / LATEST
-    if not pointer.is_file():
-        return None
-    name = pointer.read_text(encoding="utf-8").strip()
-    found = folder / name
-    if STEP_FOLDER.fullmatch(name) is None or not (found / STATE).is_file():
-        whole = sorted(path.name for path in folder.glob("step_*") if (path / STATE).is_file())
-        raise CheckpointError(
-            f"{pointer} names {name!r}, which is not a whole checkpoint; whole ones: {', '.join(whole) or 'none'}"
-        )
-    return found
-
-
-def checkpoint_at(path: Path) -> Path | None:
-    """The checkpoint a path means: itself, or the latest one there or in the run's folder there; None where none is.
-
-    Raises CheckpointError when the latest one is gone.
-    """
-    if (path / STATE).is_file():
-        return path
-    return latest_checkpoint(path) or latest_checkpoint(path / RUN_CHECKPOINTS)
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The small state beside the tensors. Raises CheckpointError."""
-    path = checkpoint / STATE
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is of another format; this version reads format {FORMAT}")
-    return state
 
 
 def named_state(engine: Engine, *, optimizer: bool = True) -> Iterator[tuple[str, Tensor, bool]]:
@@ -259,14 +190,14 @@ class Checkpointer:
                 shutil.rmtree(temporary, ignore_errors=True)
 
     def _publish(self, temporary: Path, target: Path, state: dict[str, Any], best: bool) -> None:
-        write_durably(temporary / STATE, json.dumps(state, indent=1, ensure_ascii=False))
+        write_durably(str(temporary / STATE), json.dumps(state, indent=1, ensure_ascii=False).encode())
         if target.exists():
             shutil.rmtree(target)
         temporary.replace(target)
-        _sync_folder(self.folder)
-        write_durably(self.folder / LATEST, target.name)
+        sync_directory(str(target))
+        write_durably(str(self.folder / LATEST), target.name.encode())
         if best:
-            write_durably(self.folder / "best", target.name)
+            write_durably(str(self.folder / "best"), target.name.encode())
         self._prune()
 
     def _prune(self) -> None:

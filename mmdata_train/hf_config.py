@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from mmdata_train.errors import ModelError
-from mmdata_train.hf_files import read_json
+from mmdata_train.hf_folder import read_json
 from mmdata_train.model.config import ModelConfig, RopeKind, RopeScaling
 
 ACTIVATIONS = {

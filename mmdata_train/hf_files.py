@@ -8,42 +8,27 @@ out of them are read, and one file is mapped at a time. Not mapped but read whol
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mmdata_train.errors import ModelError
+from mmdata_train.hf_folder import weight_homes
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-SINGLE_BIN = "pytorch_model.bin"
-INDEX_BIN = "pytorch_model.bin.index.json"
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 _SAFE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+
 _log = logging.getLogger(__name__)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object; ModelError naming the file otherwise."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing; a model folder holds config.json and {SINGLE}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +53,7 @@ class WeightFiles:
 
         Raises ModelError when there are none, one is missing or torn, or one lacks a tensor the index gives to it.
         """
-        homes = _homes(folder)
+        homes = weight_homes(folder)
         tensors: dict[str, StoredTensor] = {}
         for file, promised in homes.items():
             header = _header(folder / file)
@@ -96,7 +81,7 @@ class WeightFiles:
         """name -> tensor on the CPU, mapped from the file: nothing is read before its elements are used."""
         path = self.folder / file
         if path.suffix == ".bin":
-            loaded = _load_bin(path)
+            loaded = load_bin(path)
             yield loaded.__getitem__
             return
         with safe_open(path, framework="pt") as mapped:
@@ -104,46 +89,10 @@ class WeightFiles:
             yield lambda name: mapped.get_slice(name)[...]
 
 
-def _homes(folder: Path) -> dict[str, list[str] | None]:
-    """File -> the tensors its index gives to it, None where a lone file says so itself."""
-    for single, index in ((SINGLE, INDEX), (SINGLE_BIN, INDEX_BIN)):
-        if (folder / single).is_file():
-            return {single: None}
-        if not (folder / index).is_file():
-            continue
-        weight_map = read_json(folder / index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise ModelError(f"{folder / index} has no weight_map of tensor names to file names")
-        homes: dict[str, list[str] | None] = {}
-        for name, file in weight_map.items():
-            held = homes.setdefault(file, [])
-            assert held is not None
-            held.append(name)
-        missing = [file for file in sorted(homes) if Path(file).name != file or not (folder / file).is_file()]
-        if missing:
-            raise ModelError(
-                f"{folder / index} names {missing[0]}, which is not in the folder ({len(missing)} of {len(homes)} files"
-                " are missing); copy the folder again"
-            )
-        return homes
-    raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}; {_remedy(folder)}")
-
-
-def _remedy(folder: Path) -> str:
-    if not folder.is_dir():
-        return "there is no such folder"
-    if (folder / "adapter_config.json").is_file():
-        return "it is a PEFT adapter; give its base model as the model and the adapter beside it"
-    parts = sorted(path.name for path in folder.glob("*.safetensors")) or sorted(p.name for p in folder.glob("*.bin"))
-    if parts:
-        return f"it holds {parts[0]} but no index that says which tensor lies where; copy the index too"
-    return "is this a Hugging Face model folder?"
-
-
 def _header(path: Path) -> dict[str, StoredTensor]:
     """What one file holds. Raises ModelError when it is torn or something else."""
     if path.suffix == ".bin":
-        loaded = _load_bin(path).items()
+        loaded = load_bin(path).items()
         return {
             name: StoredTensor(path.name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
             for name, value in loaded
@@ -164,22 +113,23 @@ def _header(path: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _load_bin(path: Path) -> dict[str, Tensor]:
-    """A pickled state dict through torch's weights-only loader, mapped where the file allows it."""
+def load_bin(path: Path, error: type[ModelError] = ModelError) -> dict[str, Tensor]:
+    """A pickled state dict through torch's weights-only loader, mapped where the file allows it.
+
+    Raises `error` for a file that holds more than tensors by name, or is torn. torch's own message is not passed on: it
+    advises to load the file without this protection.
+    """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
-    except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"{path} holds more than tensors, or is torn: it is read with weights_only=True, which refused it"
-            f" ({reason}); use the model's safetensors files"
-        ) from None
-    except Exception as error:  # damaged bytes make the unpickler fail in any way
-        reason = str(error).partition("\n")[0]
-        raise ModelError(f"{path} is not a whole file of torch.save: {reason}; copy it again") from None
+    except pickle.UnpicklingError as problem:
+        wanted = _FORBIDDEN.search(str(problem))
+        what = f"asks for {wanted[1]}, which is no tensor" if wanted else "holds more than tensors, or is torn"
+        raise error(f"{path} {what}: only tensors are read from such files; use safetensors files") from None
+    except Exception:  # damaged bytes make the unpickler fail in any way
+        raise error(f"{path} is not a whole file of torch.save; copy it again") from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ModelError(f"{path} is not a state dict: a dictionary of names and tensors")
-    return loaded
+        raise error(f"{path} is not a state dict: a dictionary of names and tensors")
+    return {str(name): value for name, value in loaded.items()}
 
 
 def _is_zip(path: Path) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from typing import Any, Literal
 import filelock
 
 from mmdata.indexed.durable import write_durably
-from mmdata_train.errors import CheckpointError, ConfigError
+from mmdata_train.errors import ConfigError, ModelError
+from mmdata_train.hf_folder import weight_homes
+from mmdata_train.run_folder import LATEST, RUN_CHECKPOINTS, STATE, STEP_FOLDER, latest_checkpoint
 
 LoadKind = Literal["huggingface", "own", "missing", "refused"]
-_STEP = re.compile(r"step_\d{8,}")
-_LATEST, _STATE, _RUN = "latest", "state.json", "checkpoints"
 _TRACKER = "latest_checkpointed_iteration.txt"
 _BRIDGE = (
     "convert it to a Hugging Face folder with Megatron-Bridge (AutoBridge.export_ckpt(megatron_path, hf_path)) and give"
@@ -36,9 +35,9 @@ _LEGACY = (
 _FSDP = f"a Megatron fsdp_dtensor or another program's distributed checkpoint; {_BRIDGE}"
 _DEEPSPEED = "a DeepSpeed checkpoint; make a Hugging Face folder of it with its own zero_to_fp32.py"
 _ADAPTER = "a PEFT adapter without its model; merge it with peft (merge_and_unload) and save_pretrained"
-_PICKLES = (
-    "a folder of pickled weights, which are never opened; load it once with transformers and save_pretrained() it,"
-    " which writes safetensors"
+_CONSOLIDATED = (
+    "Meta's own format (consolidated.*.pth); convert it with transformers' convert_llama_weights_to_hf.py and give the"
+    " Hugging Face folder"
 )
 
 
@@ -77,17 +76,14 @@ def identify(path: str | Path) -> Loadable:
 
 def _own_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run's folder, of its `checkpoints`, or the checkpoint itself."""
-    if _STEP.fullmatch(folder.name) and (folder / _STATE).is_file():
+    if STEP_FOLDER.fullmatch(folder.name) and (folder / STATE).is_file():
         return folder
-    for place in (folder, folder / _RUN):
-        if not (place / _LATEST).is_file():
+    for place in (folder, folder / RUN_CHECKPOINTS):
+        if not (place / LATEST).is_file():
             continue
-        name = (place / _LATEST).read_text(encoding="utf-8", errors="replace").strip()
-        if _STEP.fullmatch(name) is None:
-            continue
-        if not (place / name / _STATE).is_file():
-            raise CheckpointError(f"{place / _LATEST} names {name}, which is not a whole checkpoint")
-        return place / name
+        # DeepSpeed has a file of this name too, which names folders of another kind.
+        if STEP_FOLDER.fullmatch((place / LATEST).read_text(encoding="utf-8", errors="replace").strip()):
+            return latest_checkpoint(place)
     return None
 
 
@@ -127,21 +123,22 @@ def _is_hugging_face(folder: Path) -> bool:
 
 def weights_problem(folder: Path) -> str | None:
     """Why a Hugging Face folder has no weights to start from, or None."""
-    if any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        return None
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
-        return _PICKLES
-    return "a Hugging Face folder without weights (model.safetensors)"
+    try:
+        weight_homes(folder)
+    except ModelError as error:
+        consolidated = any(folder.glob("*.pth")) and not any(folder.glob("*.safetensors"))
+        return _CONSOLIDATED if consolidated else f"a Hugging Face folder without weights to load: {error}"
+    return None
 
 
 def run_folder(checkpoint: Path) -> Path | None:
     """The output folder of the run that saved a checkpoint of ours; None where it was moved out of one."""
-    return checkpoint.parent.parent if checkpoint.parent.name == _RUN else None
+    return checkpoint.parent.parent if checkpoint.parent.name == RUN_CHECKPOINTS else None
 
 
 def has_run(output: Path) -> bool:
     """Whether the output folder holds a run that would be continued."""
-    return (output / _RUN / _LATEST).is_file()
+    return (output / RUN_CHECKPOINTS / LATEST).is_file()
 
 
 def take_over(checkpoint: Path, output: Path) -> None:
@@ -149,16 +146,16 @@ def take_over(checkpoint: Path, output: Path) -> None:
 
     Files are linked where the file system can, else copied. Safe to call on every rank at once.
     """
-    place = output / _RUN
+    place = output / RUN_CHECKPOINTS
     place.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(output / "take_over.lock"):
-        if (place / _LATEST).is_file():
+        if (place / LATEST).is_file():
             return
         target, partial = place / checkpoint.name, place / f"{checkpoint.name}.tmp"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(checkpoint, partial, copy_function=_link_or_copy)
         partial.replace(target)
-        write_durably(str(place / _LATEST), checkpoint.name.encode())
+        write_durably(str(place / LATEST), checkpoint.name.encode())
 
 
 def _link_or_copy(source: str, target: str) -> str:
@@ -175,7 +172,6 @@ def check_shape(fields: dict[str, Any], given: dict[str, str], folder: Path) -> 
     fields: the model section as the flags give it. given: field -> flag, for the flags written on the command line.
     Imports torch.
     """
-    from mmdata_train.errors import ModelError
     from mmdata_train.hf_config import config_from_folder
 
     try:

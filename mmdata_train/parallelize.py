@@ -21,12 +21,11 @@ from mmdata_train.mesh import Mesh
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
 from mmdata_train.overlap import set_overlap
+from mmdata_train.precision import DTYPES
 from mmdata_train.recompute import recompute_layer
 from mmdata_train.schedules import SCHEDULES, split_layers, stages_of_rank
 from mmdata_train.slices import TENSOR_AXIS
 from mmdata_train.tensor_plan import split_over_tensor_axis
-
-COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def build_parts(
         part.keep(layers, first=number == 0, last=number == len(counts) - 1)
         if lora is not None:
             insert_adapters(part, lora)
-            _hold_frozen_in(COMPUTE_DTYPES[training.precision], part)
+            _hold_frozen_in(DTYPES[training.precision], part)
         if parallel.tensor > 1:
             split_over_tensor_axis(part, mesh.world[TENSOR_AXIS], splits_sequence=parallel.splits_sequence)
         if part.head is not None:
@@ -130,7 +129,7 @@ def shard_over_data(part: Decoder, mesh: Mesh, parallel: ParallelConfig, trainin
     Gradients are summed, not averaged: the loss is divided by the global number of tokens already. Frozen weights have
     neither gradient nor optimizer state to shard: below ZeRO 3 every data rank keeps them whole, nothing is gathered.
     """
-    dtype = COMPUTE_DTYPES[training.precision]
+    dtype = DTYPES[training.precision]
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )

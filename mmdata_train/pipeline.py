@@ -22,7 +22,8 @@ from mmdata_train.batch import Batch
 from mmdata_train.config import ParallelConfig, TrainingConfig
 from mmdata_train.execute import set_synchronisation
 from mmdata_train.model.decoder import Decoder
-from mmdata_train.parallelize import COMPUTE_DTYPES, ModelParts
+from mmdata_train.parallelize import ModelParts
+from mmdata_train.precision import DTYPES
 from mmdata_train.schedules import SCHEDULES, rank_of_stage
 
 
@@ -80,7 +81,7 @@ class PipelineExecutor:
         self.rule = SCHEDULES[parallel.schedule]
         self.group = model.mesh.group("pipeline")
         held = seq_length // model.mesh.layout.tensor if parallel.splits_sequence else seq_length
-        size, dtype = (training.micro_batch_size, held, model.config.hidden_size), COMPUTE_DTYPES[training.precision]
+        size, dtype = (training.micro_batch_size, held, model.config.hidden_size), DTYPES[training.precision]
         self.hidden = torch.empty(size, device="meta", dtype=dtype, requires_grad=True)
         stages = [self._stage(part, number) for part, number in zip(model.parts, model.stages, strict=True)]
         schedule_class: Any = get_schedule_class(self.rule.torch_name)

@@ -24,9 +24,9 @@ import torch.distributed as dist
 import yaml
 
 import mmdata
+from mmdata.indexed.durable import write_durably
 from mmdata.indexed.remote import default_cache_dir
 from mmdata.samples.cache import key_of
-from mmdata_train.checkpoint import write_durably
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig
 from mmdata_train.config_io import build, dump_yaml, to_mapping
 from mmdata_train.data_config import DataConfig
@@ -191,7 +191,7 @@ def remember(proof: Proof) -> None:
     place = _place(proof.facts)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(place, json.dumps(dataclasses.asdict(proof), indent=1))
+        write_durably(str(place), json.dumps(dataclasses.asdict(proof), indent=1).encode())
     except OSError as error:
         logger.warning("the proof of this layout cannot be kept in %s: %s", place.parent, error)
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mmdata_train.batch import Batch
-from mmdata_train.checkpoint import RUN_CHECKPOINTS, Checkpointer, latest_checkpoint, read_state
+from mmdata_train.checkpoint import Checkpointer
 from mmdata_train.config import TrainConfig, TrainingConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.config_io import dump_yaml, to_mapping
@@ -36,6 +36,7 @@ from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.parity import Curve
 from mmdata_train.proof import prove, reference_if_needed
+from mmdata_train.run_folder import RUN_CHECKPOINTS, latest_checkpoint, read_state
 from mmdata_train.sampler import ParallelSampler
 from mmdata_train.session import model_config, open_engine
 from mmdata_train.slices import TENSOR_AXIS

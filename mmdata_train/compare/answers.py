@@ -9,7 +9,7 @@ from typing import Any
 
 from mmdata_train.evaluate.given import match_answers
 from mmdata_train.evaluate.suite import SetEntry
-from mmdata_train.generation.items import Item
+from mmdata_train.generation.items import Item, Keys
 
 _FILES = (".jsonl", ".jsonl.gz")
 
@@ -30,14 +30,14 @@ def is_file_of_answers(side: str) -> bool:
     return side.endswith(_FILES)
 
 
-def answers_of(side: str, items: Sequence[Item], prompts: str, asking: Asking) -> list[str]:
-    """The answers of one side to all items. Raises EvaluationError, and what opening a model raises.
+def answers_of(side: str, items: Sequence[Item], limit: int | None, asking: Asking) -> list[str]:
+    """The answers of one side to the first `limit` items. Raises EvaluationError, and what opening a model raises.
 
     side: JSON lines with `id` and `prediction`, or a model, as PATH or PATH+ADAPTER.
     """
     if is_file_of_answers(side):
-        return match_answers(items, side, SetEntry(kind="answers", path=prompts))
-    return _ask(side, items, asking)
+        return match_answers(items, side, Keys(), limit)
+    return _ask(side, items[:limit], asking)
 
 
 def _ask(side: str, items: Sequence[Item], asking: Asking) -> list[str]:

@@ -19,6 +19,7 @@ from mmdata.errors import OutputExistsError, UsageError
 from mmdata.indexed.durable import write_durably
 from mmdata_train.errors import EvaluationError
 from mmdata_train.generation.items import Item
+from mmdata_train.hf_folder import read_json
 
 PAGE_SCHEMA = "mmdata.blind/1"
 KEY_SCHEMA = "mmdata.blind-key/1"
@@ -147,19 +148,20 @@ def write_blind(test: BlindTest, page: Path, title: str, *, overwrite: bool = Fa
 
 
 def read_key(path: Path) -> Mapping[str, Any]:
-    """A key file. Raises EvaluationError."""
-    return read_json_object(path, KEY_SCHEMA)
+    """A key file. Raises EvaluationError, also for one that lacks what counting needs."""
+    key = read_json_object(path, KEY_SCHEMA)
+    left = key.get("left")
+    whole = isinstance(left, dict) and left and set(left.values()) <= {"a", "b"}
+    if not whole or not all(isinstance(key.get(name), str) for name in ("test", "a", "b")):
+        raise EvaluationError(
+            f"{path}: no whole key of a page; it has `test`, `a`, `b`, and `left` with a or b by item"
+        )
+    return key
 
 
 def read_json_object(path: Path, schema: str) -> dict[str, Any]:
-    """A JSON file of a schema. Raises EvaluationError naming the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EvaluationError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise EvaluationError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict) or value.get("schema") != schema:
-        found = value.get("schema") if isinstance(value, dict) else type(value).__name__
-        raise EvaluationError(f"{path}: its schema is {found!r}; {schema!r} is needed here")
+    """A JSON file of a schema, no key twice. Raises EvaluationError naming the file."""
+    value = read_json(path, EvaluationError, "give the file that `compare` wrote or a rater exported", unique=True)
+    if value.get("schema") != schema:
+        raise EvaluationError(f"{path}: its schema is {value.get('schema')!r}; {schema!r} is needed here")
     return value

@@ -18,7 +18,7 @@ from mmdata_train.generation.cli import sampling_options
 @click.option("-o", "--output", type=click.Path(), help="The page; its key is written beside it.")
 @click.option("--names", help="Names of A and B in the key, as `base,tuned` (default: their paths).")
 @click.option("--title", default="Which answer is better?", show_default=True, help="Heading of the page.")
-@click.option("--limit", type=int, help="Only the first questions.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first questions.")
 @click.option("--order-seed", default=1234, show_default=True, help="Of the order of items and sides.")
 @click.option("--chat/--no-chat", default=None, help="Ask in the chat template (default: where the model has one).")
 @click.option("--system", help="A system message for models that are asked.")

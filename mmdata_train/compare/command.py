@@ -25,11 +25,11 @@ def build(sides: Sequence[str], **options: Any) -> tuple[dict[str, Any], list[st
     names = _names(sides, options["names"])
     # Before any model is asked: a name that is taken must not cost its answers.
     check_page(Path(options["output"]), overwrite=options["overwrite"])
-    items = read_items(options["prompts"])[: options["limit"]]
+    every, limit = read_items(options["prompts"]), options["limit"]
     sampling = {name: options[name] for name in _SAMPLING}
     asking = Asking(**{name: options[name] for name in _ASKING}, options=sampling)
-    first, second = (answers_of(side, items, options["prompts"], asking) for side in sides)
-    test = draw(items, (first, second), names, options["order_seed"])
+    first, second = (answers_of(side, every, limit, asking) for side in sides)
+    test = draw(every[:limit], (first, second), names, options["order_seed"])
     page = Path(options["output"])
     key = write_blind(test, page, options["title"], overwrite=options["overwrite"])
     result = {"page": str(page), "key": str(key), "test": test.test, "items": len(test.shown), "same": test.skipped}

@@ -57,10 +57,11 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Ratings:
-    """One rater's votes: number of the item -> choice."""
+    """One rater's votes: number of the item -> choice. test: names the page that was rated."""
 
     path: str
     rater: str
+    test: str
     votes: Mapping[str, str]
 
 
@@ -131,20 +132,22 @@ def read_ratings(path: str | Path) -> Ratings:
     for number, choice in votes.items():
         if choice not in CHOICES:
             raise EvaluationError(f"{path}: item {number} has the vote {choice!r}; votes are {', '.join(CHOICES)}")
-    return Ratings(str(path), str(value.get("rater") or Path(path).stem), votes)
+    return Ratings(str(path), str(value.get("rater") or Path(path).stem), str(value.get("test")), votes)
 
 
 def count_votes(key: Mapping[str, Any], files: Sequence[str | Path]) -> Tally:
     """Count ratings with their key. Raises EvaluationError for ratings of another test, unknown items, or no vote."""
     given = [read_ratings(path) for path in files]
     left: Mapping[str, str] = key["left"]
-    for ratings, path in zip(given, files, strict=True):
-        test = read_json_object(Path(path), RATINGS_SCHEMA).get("test")
-        if test != key["test"]:
-            raise EvaluationError(f"{ratings.path}: rates the test {test!r}, the key is of {key['test']!r}")
+    for ratings in given:
+        if ratings.test != key["test"]:
+            raise EvaluationError(f"{ratings.path}: rates the test {ratings.test!r}, the key is of {key['test']!r}")
         strange = sorted(set(ratings.votes) - set(left))
         if strange:
-            raise EvaluationError(f"{ratings.path}: rates the item {strange[0]}, which the test does not have")
+            raise EvaluationError(
+                f"{ratings.path}: rates {len(strange)} items that the test does not have, the first is {strange[0]!r}"
+                f" (it has 1 to {len(left)}); the ratings are of another page"
+            )
     names = [ratings.rater for ratings in given]
     if len(set(names)) < len(names):
         raise EvaluationError(f"two files are of the rater {max(names, key=names.count)!r}; give each rater one file")

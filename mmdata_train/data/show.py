@@ -18,7 +18,6 @@ import numpy as np
 import mmdata
 from mmdata.errors import TokenizerNotFoundError
 from mmdata_train.batch import Batch
-from mmdata_train.checkpoint import RUN_CHECKPOINTS, latest_checkpoint, read_state
 from mmdata_train.config import TrainConfig
 from mmdata_train.data.open import ModelFacts, TrainingData, open_training, samples_for_epochs
 from mmdata_train.data.prepare import prepare_data
@@ -28,6 +27,7 @@ from mmdata_train.layout import ParallelLayout
 from mmdata_train.loader import Place, StepLoader
 from mmdata_train.lora.tokens import plan_tokens, write_extended
 from mmdata_train.loss import IGNORED
+from mmdata_train.run_folder import RUN_CHECKPOINTS, latest_checkpoint, read_state
 from mmdata_train.sampler import PADDING, ParallelSampler
 from mmdata_train.session import model_config, model_folder
 from mmdata_train.trainer import global_rows_at

@@ -27,13 +27,36 @@ def read_set(entry: SetEntry, *, asked: bool = True) -> list[Item]:
 
     Raises EvaluationError.
     """
+    return _whole_set(entry, asked=asked)[: entry.limit]
+
+
+def _whole_set(entry: SetEntry, *, asked: bool) -> list[Item]:
     need = ("prompt", "reference") if asked else ("reference",)
-    return read_items(entry.path, keys_of(entry), need=need)[: entry.limit]
+    return read_items(entry.path, keys_of(entry), need=need)
 
 
-def match_answers(items: Sequence[Item], path: str, entry: SetEntry) -> list[str]:
-    """The answers of a file to the items, found by id. Raises EvaluationError for one that is missing."""
-    found: Mapping[str, Item] = {item.id: item for item in read_items(path, keys_of(entry), need=("answer",))}
+def given_answers(path: str, entry: SetEntry) -> tuple[list[Item], list[str]]:
+    """The set's items, and for each its answer in a file of answers. Raises EvaluationError: see match_answers."""
+    every = _whole_set(entry, asked=False)
+    return every[: entry.limit], match_answers(every, path, keys_of(entry), entry.limit)
+
+
+def match_answers(items: Sequence[Item], path: str, keys: Keys, limit: int | None = None) -> list[str]:
+    """The answers of a file to the first `limit` items, found by id; items: all there are.
+
+    Raises EvaluationError for an item without an answer, and for answers whose id no item has: they would be left out
+    of the scores unseen.
+    """
+    found: Mapping[str, Item] = {item.id: item for item in read_items(path, keys, need=("answer",))}
+    known = {item.id for item in items}
+    strange = [answer for answer in found.values() if answer.id not in known]
+    if strange:
+        raise EvaluationError(
+            f"{path}:{strange[0].line}: {len(strange)} of {len(found)} answers belong to no item of {items[0].path},"
+            f" the first has the id {strange[0].id!r} (its line number where it has none); correct the ids, or take the"
+            " answers out"
+        )
+    items = items[:limit]
     missing = [item.id for item in items if item.id not in found]
     if missing:
         raise EvaluationError(

@@ -15,13 +15,14 @@ import torch.distributed as dist
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig
 from mmdata_train.evaluate.rows import EngineScorer, RowScorer, WholeScorer
 from mmdata_train.evaluate.suite import ModelEntry, Ranks
-from mmdata_train.generation.model import LoadedModel, Precision, open_model, pick_precision
+from mmdata_train.generation.model import LoadedModel, open_model, pick_precision
 from mmdata_train.generation.sources import ModelSource, find_source
 from mmdata_train.generation.weights import load_named
 from mmdata_train.lora.peft import read_adapter
 from mmdata_train.lora.settings import is_adapter_weight
 from mmdata_train.lora.start import shape_of
 from mmdata_train.mesh import pick_device, start_process_group
+from mmdata_train.precision import Precision
 from mmdata_train.session import open_engine
 
 TIMEOUT_MINUTES = 120.0

@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.indexed.durable import write_durably
+from mmdata_train.errors import EvaluationError, ModelError
 from mmdata_train.evaluate.scores import Score
+from mmdata_train.hf_folder import read_json
+from mmdata_train.whole_folder import Kind
 
 SCHEMA = "mmdata.evaluation/1"
+RESULTS, PAGE = "results.json", "page.html"
 GROUPS = ("domain", "general")
 
 
@@ -98,12 +102,32 @@ def gains(evaluation: Evaluation) -> dict[str, dict[str, dict[str, float | int]]
     return found
 
 
+def items_file(name: str, model: str) -> str:
+    """Where the items of a set, as one model answered them, stand in the folder."""
+    return f"{name}.{model}.jsonl"
+
+
+def _written(folder: Path) -> frozenset[str] | None:
+    """The files an evaluation wrote into its folder, None for any other folder."""
+    try:
+        value = read_json(folder / RESULTS)
+    except ModelError:
+        return None
+    sets, models = value.get("sets"), value.get("models")
+    if value.get("schema") != SCHEMA or not isinstance(sets, dict) or not isinstance(models, dict):
+        return None
+    return frozenset([RESULTS, PAGE, *(items_file(name, model) for name in sets for model in models)])
+
+
+EVALUATION = Kind("evaluation", RESULTS, EvaluationError, _written, inside_inputs=True)
+
+
 def write_results(evaluation: Evaluation, folder: Path, page: str) -> None:
     """results.json and page.html, each in one step."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(evaluation.to_json(), ensure_ascii=False, indent=1)
-    write_durably(str(folder / "results.json"), text.encode())
-    write_durably(str(folder / "page.html"), page.encode())
+    write_durably(str(folder / RESULTS), text.encode())
+    write_durably(str(folder / PAGE), page.encode())
 
 
 def lines(evaluation: Evaluation) -> list[str]:

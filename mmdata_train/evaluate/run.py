@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -17,22 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import mmdata
-from mmdata.errors import MMDataError, OutputExistsError
+from mmdata.errors import MMDataError
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.samples.entries import resolve
 from mmdata_train.config import load_config
 from mmdata_train.data.prepare import raw_inputs
 from mmdata_train.errors import ConfigError, EvaluationError
 from mmdata_train.evaluate.contamination import EvaluatedText, OverlapReport, decoded, find_overlap, refuse
-from mmdata_train.evaluate.given import answer_records, match_answers, read_set, score_set, write_items
+from mmdata_train.evaluate.given import answer_records, given_answers, read_set, score_set, write_items
 from mmdata_train.evaluate.page import render_page
 from mmdata_train.evaluate.questions import read_questions
-from mmdata_train.evaluate.results import Evaluation, write_results
+from mmdata_train.evaluate.ranks import on_first_rank
+from mmdata_train.evaluate.results import EVALUATION, Evaluation, items_file, write_results
 from mmdata_train.evaluate.suite import ModelEntry, SetEntry, Suite
 from mmdata_train.generation.items import read_records, source_of
+from mmdata_train.run_folder import RUN_CHECKPOINTS
+from mmdata_train.whole_folder import check_output, whole_folder
 
 logger = logging.getLogger("mmdata_train")
 
+SPARE_BYTES = 16 << 20
+"""Room asked for before results are made; items of large sets may take more."""
 _LIBRARIES = ("mmdata", "torch", "sacrebleu", "rouge-score")
 
 
@@ -49,45 +55,37 @@ def evaluate(suite: Suite) -> Evaluation:
     if not suite.needs_models:
         _check_output(suite)
         _check_contamination(suite, found)
-        _score_given(suite, found)
-        _publish(suite, found)
+        with whole_folder(suite.output, SPARE_BYTES) as folder:
+            _score_given(suite, found, folder)
+            _publish(suite, found, folder)
         return found
     import torch.distributed as dist
 
-    from mmdata_train.evaluate.opened import join_ranks, rank_and_ranks
+    from mmdata_train.evaluate.opened import join_ranks
 
     started = join_ranks(suite.parallel)
     try:
-        first = rank_and_ranks()[0] == 0
-        # One rank looks and writes, so that none meets the files of another.
-        for step in (_check_output, partial(_check_contamination, found=found), partial(_score_given, found=found)):
-            _on_first_rank(partial(step, suite), first)
-        for name, entry in suite.models.items():
-            if entry.model is not None:
-                _run_model(suite, name, entry, found, first)
-        _on_first_rank(partial(_publish, suite, found), first)
+        _evaluate_models(suite, found)
     finally:
         if started:
             dist.destroy_process_group()
     return found
 
 
-def _on_first_rank(work: Any, first: bool) -> None:
-    """Work that only rank 0 does; what it raises is raised on all."""
-    from mmdata_train.evaluate.opened import rank_and_ranks
-
-    problem: list[MMDataError | None] = [None]
-    if first:
-        try:
-            work()
-        except MMDataError as error:
-            problem = [error]
-    if rank_and_ranks()[1] > 1:
-        import torch.distributed as dist
-
-        dist.broadcast_object_list(problem)
-    if problem[0] is not None:
-        raise problem[0]
+def _evaluate_models(suite: Suite, found: Evaluation) -> None:
+    """Every model on every set. One rank looks and writes, so that none meets the files of another."""
+    on_first_rank(partial(_check_output, suite))
+    on_first_rank(partial(_check_contamination, suite, found))
+    with ExitStack() as stack:
+        places: list[Path] = []
+        on_first_rank(lambda: places.append(stack.enter_context(whole_folder(suite.output, SPARE_BYTES))))
+        on_first_rank(lambda: _score_given(suite, found, places[0]))
+        for name, entry in suite.models.items():
+            if entry.model is not None:
+                _run_model(suite, name, entry, found, places)
+        on_first_rank(lambda: _publish(suite, found, places[0]))
+        # Leaving renames the folder, which may fail too.
+        on_first_rank(stack.close)
 
 
 def _version(name: str) -> str:
@@ -102,29 +100,28 @@ def _model_facts(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _check_output(suite: Suite) -> None:
-    """Refuse to write over any file, or into what is no folder, before anything is computed."""
-    if next((path for path in (suite.output, *suite.output.parents) if path.exists()), suite.output).is_file():
-        raise EvaluationError(f"output {suite.output} is a file or lies below one; give a folder")
-    if suite.overwrite:
-        return
-    names = [f"{name}.{model}.jsonl" for name in suite.sets for model in suite.models]
-    for path in (suite.output / name for name in ("results.json", "page.html", *names)):
-        if path.exists():
-            raise OutputExistsError(f"{path} exists; choose another folder or give --overwrite")
+    """Refuse an output that would lose something, before anything is computed."""
+    models = suite.models.values()
+    read = [
+        path for entry in models for path in (entry.model, entry.adapter, entry.shots_from, *entry.answers.values())
+    ]
+    read += [path for entry in suite.sets.values() for path in (entry.path, entry.shots_from)]
+    inputs = [Path(path) for path in (*read, *suite.training) if path is not None]
+    check_output(suite.output, EVALUATION, inputs, overwrite=suite.overwrite)
 
 
-def _score_given(suite: Suite, found: Evaluation) -> None:
+def _score_given(suite: Suite, found: Evaluation, folder: Path) -> None:
     """Answers made elsewhere."""
     for model, entry in suite.models.items():
         for name, path in entry.answers.items():
             chosen = suite.sets[name]
-            items = read_set(chosen, asked=False)
-            answers = match_answers(items, path, chosen)
+            items, answers = given_answers(path, chosen)
             found.results.setdefault(name, {})[model] = score_set(items, answers, chosen)
-            write_items(suite.output / f"{name}.{model}.jsonl", answer_records(items, answers, chosen))
+            write_items(folder / items_file(name, model), answer_records(items, answers, chosen))
 
 
-def _run_model(suite: Suite, name: str, entry: ModelEntry, found: Evaluation, first: bool) -> None:
+def _run_model(suite: Suite, name: str, entry: ModelEntry, found: Evaluation, places: Sequence[Path]) -> None:
+    """One model on all sets. places: the folder to write into, on rank 0."""
     from mmdata_train.evaluate import tasks
     from mmdata_train.evaluate.opened import open_entry
     from mmdata_train.generation.model import facts_line
@@ -139,20 +136,23 @@ def _run_model(suite: Suite, name: str, entry: ModelEntry, found: Evaluation, fi
             outcome = tasks.run_choices(opened, entry, chosen)
         else:
             outcome = tasks.run_answers(opened, entry, chosen, suite.seed, suite.batch_rows)
-        if first:
-            found.results.setdefault(set_name, {})[name] = outcome.result
-            path = suite.output / f"{set_name}.{name}.jsonl"
-            write_items(path, outcome.records)
-            logger.info("%s: %s %s %.4f", name, set_name, outcome.result.main.name, outcome.result.main.value)
+        found.results.setdefault(set_name, {})[name] = outcome.result
+        file = items_file(set_name, name)
+        on_first_rank(partial(_write_outcome, places, file, outcome.records))
+        logger.info("%s: %s %s %.4f", name, set_name, outcome.result.main.name, outcome.result.main.value)
     del opened
     gc.collect()
 
 
-def _publish(suite: Suite, found: Evaluation) -> None:
+def _write_outcome(places: Sequence[Path], file: str, records: Sequence[dict[str, Any]]) -> None:
+    write_items(places[0] / file, records)
+
+
+def _publish(suite: Suite, found: Evaluation, folder: Path) -> None:
     # In the suite's order, whichever way results came.
     order = {name: found.results[name] for name in suite.sets if name in found.results}
     found.results = {name: {m: by[m] for m in suite.models if m in by} for name, by in order.items()}
-    write_results(found, suite.output, render_page(found))
+    write_results(found, folder, render_page(found))
 
 
 def _check_contamination(suite: Suite, found: Evaluation) -> None:
@@ -222,7 +222,7 @@ def _shards(path: str) -> tuple[str, ...]:
 def _data_of_run(path: Path) -> list[str]:
     """The training entries of the run that a path is (the run, its checkpoints, one of them); empty for no run."""
     for folder in (path, *path.absolute().parents[:2]):
-        if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        if (folder / "config.yaml").is_file() and (folder / RUN_CHECKPOINTS).is_dir():
             return [name for name, _ in load_config(folder / "config.yaml").data.entries]
     return []
 

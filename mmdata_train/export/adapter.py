@@ -15,8 +15,7 @@ from torch import Tensor
 
 from mmdata.indexed.durable import disk_faults
 from mmdata_train.errors import ExportError
-from mmdata_train.export.description import DTYPES, dtype_name, generation_config, stored_dtype
-from mmdata_train.export.folder import check_output, whole_folder
+from mmdata_train.export.description import dtype_name, generation_config, stored_dtype
 from mmdata_train.export.model_folder import (
     SPARE_BYTES,
     WeightPlan,
@@ -27,11 +26,13 @@ from mmdata_train.export.model_folder import (
 )
 from mmdata_train.export.options import ExportOptions, ExportResult
 from mmdata_train.export.origin import Origin, origin_of_folder
+from mmdata_train.export.record import EXPORT
 from mmdata_train.export.stream import Entry
 from mmdata_train.export.tensors import CheckpointTensors, outgoing
 from mmdata_train.hf import check_folder
 from mmdata_train.hf_config import config_from_folder
-from mmdata_train.hf_files import WeightFiles, read_json
+from mmdata_train.hf_files import WeightFiles
+from mmdata_train.hf_folder import read_json
 from mmdata_train.hf_names import sources
 from mmdata_train.lora.adapter import TOKENS
 from mmdata_train.lora.peft import (
@@ -44,6 +45,8 @@ from mmdata_train.lora.peft import (
     write_adapter,
 )
 from mmdata_train.model.config import ModelConfig
+from mmdata_train.precision import DTYPES
+from mmdata_train.whole_folder import check_output, whole_folder
 
 ADAPTER_FILE = "adapter_model.safetensors"
 HEAD = "lm_head.weight"
@@ -63,7 +66,7 @@ def export_adapter(
         return _merge(peft_adapter(state, source), origin, options, result, held.checkpoint)
     if origin.other_base is not None:
         result.notices.append(f"the adapter stands on {origin.other_base}, not on {origin.source}; name it with --base")
-    check_output(options.output, [held.checkpoint], overwrite=options.overwrite)
+    check_output(options.output, EXPORT, [held.checkpoint], overwrite=options.overwrite)
     size = sum(tensor.nbytes for tensor in state.values())
     with whole_folder(options.output, 3 * size + SPARE_BYTES) as folder:
         chat = write_chat(folder, origin, options)

@@ -16,6 +16,7 @@ import torch
 from mmdata_train.errors import ExportError, ModelError
 from mmdata_train.hf_config import SUPPORTED, config_from_json
 from mmdata_train.model.config import ModelConfig, RopeScaling
+from mmdata_train.precision import DTYPES
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -24,7 +25,6 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # What changes training but not the weights, and what Hugging Face has no place for.

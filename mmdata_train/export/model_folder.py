@@ -15,10 +15,11 @@ from mmdata_train.errors import ExportError
 from mmdata_train.export import ollama
 from mmdata_train.export.chat import ChatFiles, write_tokenizer
 from mmdata_train.export.description import config_of_shape, dtype_name, generation_config, with_changes
-from mmdata_train.export.folder import RECORD, check_output, whole_folder
 from mmdata_train.export.options import ExportOptions, ExportResult
 from mmdata_train.export.origin import Origin
+from mmdata_train.export.record import EXPORT, RECORD
 from mmdata_train.export.stream import Entry, write_weights
+from mmdata_train.whole_folder import check_output, whole_folder
 
 SPARE_BYTES = 64 << 20
 """Room for tokenizer, configs and headers in the check of the free disk."""
@@ -43,7 +44,7 @@ def write_model(
     """Weights, configs, tokenizer and record of a whole model."""
     if origin.source is not None:
         inputs = [*inputs, Path(origin.source)]
-    check_output(options.output, inputs, overwrite=options.overwrite)
+    check_output(options.output, EXPORT, inputs, overwrite=options.overwrite)
     total = sum(entry.nbytes for entry in plan.entries)
     with whole_folder(options.output, total + SPARE_BYTES) as folder:
         chat = write_chat(folder, origin, options)
@@ -65,7 +66,7 @@ def write_model(
 
 def finish(folder: Path, result: ExportResult) -> None:
     """Write the record that makes the folder an export, listing its files."""
-    result.files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    result.files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     write_json(folder / RECORD, {"format": 1, **asdict(result)})
 
 

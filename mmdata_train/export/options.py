@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmdata_train.errors import ConfigError
-from mmdata_train.export.description import DTYPES
+from mmdata_train.precision import DTYPES
 
 Target = Literal["hf", "peft", "merged"]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.indexed.reader import IndexedDataset
-from mmdata_train.checkpoint import LATEST, STATE, checkpoint_at, read_state
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_io import build, to_mapping
 from mmdata_train.errors import ExportError
 from mmdata_train.hf_config import config_from_json
-from mmdata_train.hf_files import read_json
+from mmdata_train.hf_folder import read_json
 from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
+from mmdata_train.run_folder import LATEST, STATE, checkpoint_at, read_state
 
 KEY = "origin"
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmdata.indexed.durable import disk_faults
 from mmdata_train.errors import ExportError
-from mmdata_train.hf_files import INDEX, SINGLE
+from mmdata_train.hf_folder import INDEX, SINGLE
 
 BLOCK_BYTES = 64 << 20
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}

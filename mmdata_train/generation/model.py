@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,9 +21,7 @@ from mmdata_train.generation.sources import ModelSource, begins_with, declared_e
 from mmdata_train.generation.weights import fill_from
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
-
-Precision = Literal["fp32", "bf16", "fp16"]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from mmdata_train.precision import DTYPES, Precision
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmdata_train.checkpoint import STATE, checkpoint_at
 from mmdata_train.errors import GenerationError
 from mmdata_train.export.origin import read_origin
 from mmdata_train.hf_config import config_from_folder
-from mmdata_train.hf_files import read_json
+from mmdata_train.hf_folder import read_json
 from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
+from mmdata_train.run_folder import STATE, checkpoint_at
 
 ADAPTER_CONFIG = "adapter_config.json"
 _PROBE = "a"

@@ -14,9 +14,10 @@ from mmdata.errors import UsageError
 from mmdata.reading.writer import JsonlWriter
 from mmdata_train.generation.generate import Completion, generate
 from mmdata_train.generation.items import Item, read_items
-from mmdata_train.generation.model import LoadedModel, Precision, facts_line, open_model
+from mmdata_train.generation.model import LoadedModel, facts_line, open_model
 from mmdata_train.generation.prompts import Begin, ChatPrompter, Prompt, text_prompt
 from mmdata_train.generation.sampling import GenerationOptions
+from mmdata_train.precision import Precision
 
 _ASK = "> "
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdata_train.checkpoint import load_base, read_state
+from mmdata_train.checkpoint import load_base
 from mmdata_train.lora.adapter import Adapter
 from mmdata_train.lora.fill import initialize_adapters, initialize_added, load_adapters, merge_into_base
 from mmdata_train.lora.peft import from_peft, read_adapter
 from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.lora.tokens import AddedTokens
 from mmdata_train.parallelize import ModelParts
+from mmdata_train.run_folder import read_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state, step_folder  # noqa: E402
+from mmdata_train.checkpoint import Checkpointer  # noqa: E402
 from mmdata_train.checkpoint_format import INDEX_FILE, read_index  # noqa: E402
 from mmdata_train.errors import CheckpointError, RankError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
@@ -22,6 +22,7 @@ from mmdata_train.mesh import Mesh  # noqa: E402
 from mmdata_train.model.init import initialize  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.parity import SEQ_LENGTH, Cell, Curve, Shape, difference  # noqa: E402
+from mmdata_train.run_folder import latest_checkpoint, read_state, step_folder  # noqa: E402
 from mmdata_train.step import Engine  # noqa: E402
 
 Saved = dict[str, tuple[Path, Curve]]

@@ -100,7 +100,7 @@ def test_votes_for_sides_are_counted_for_models_with_wilsons_intervals(tmp_path:
     ("change", "words"),
     [
         ({"test": "0" * 16}, "rates the test '0000000000000000', the key is of"),
-        ({"ratings": {"99": "left"}}, "rates the item 99, which the test does not have"),
+        ({"ratings": {"99": "left", "x": "tie"}}, "rates 2 items that the test does not have, the first is '99'"),
         ({"ratings": {"1": "best"}}, "item 1 has the vote 'best'; votes are left, right, tie, bad"),
         ({"ratings": {}}, "there is no vote"),
         ({"schema": "x"}, "its schema is 'x'"),
@@ -115,6 +115,36 @@ def test_ratings_that_do_not_belong_are_refused(tmp_path: Path, change: dict[str
         count_votes(key_of(test), [file])
     with pytest.raises(EvaluationError, match=r"two files are of the rater|rates|vote|schema"):
         count_votes(key_of(test), [file, file])
+
+
+def test_a_vote_given_twice_and_a_key_that_is_none_are_refused(tmp_path: Path) -> None:
+    test = draw(items_of(3), sides(3), ("a", "b"), 1)
+    file = ratings_file(tmp_path / "r.json", test.test, {"1": "left", "2": "right"})
+    file.write_text(file.read_text(encoding="utf-8").replace('"2"', '"1"'), encoding="utf-8")
+    with pytest.raises(EvaluationError, match="'1' stands there twice"):
+        count_votes(key_of(test), [file])
+    key = tmp_path / "k.json"
+    for change in ({"left": {"1": "c"}}, {"left": {}}, {"left": None}, {"test": 7}):
+        key.write_text(json.dumps({**key_of(test), **change}), encoding="utf-8")
+        with pytest.raises(EvaluationError, match=r"k\.json: no whole key of a page"):
+            read_key(key)
+    with pytest.raises(EvaluationError, match="is missing; give the file"):
+        read_key(tmp_path / "none.json")
+
+
+def test_answers_of_no_question_are_refused_and_a_limit_leaves_the_others_out(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    prompts = tmp_path / "test.jsonl"
+    prompts.write_text("".join(json.dumps({"id": n, "prompt": f"q{n}"}) + "\n" for n in range(4)), encoding="utf-8")
+    for name, count in (("a", 4), ("b", 6)):
+        lines = [json.dumps({"id": n, "prediction": f"{name}{n}"}) + "\n" for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    sides = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    command = ["compare", *sides, "--prompts", str(prompts), "-o", str(tmp_path / "p.html"), "--limit", "2", "--json"]
+    refused = run(main, command)
+    assert refused.exit_code == 1 and "b.jsonl:5: 2 of 6 answers belong to no item of" in refused.stderr
+    made = run(main, [command[0], sides[0], sides[0], *command[3:], "--names", "x,y"])
+    assert made.exit_code == 1 and "all 2 pairs of answers are the same text" in made.stderr
 
 
 def test_the_command_builds_from_files_and_scores(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_answers_made_elsewhere_are_scored_without_torch(tmp_path: Path) -> None
     page = (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
     assert "contamination was not checked" in page
     again = CliRunner().invoke(main, command[3:])
-    assert again.exit_code == 1 and "results.json exists" in again.stderr
+    assert again.exit_code == 1 and "out exists; choose another folder" in again.stderr
 
 
 def test_answers_are_matched_to_questions_by_id_and_missing_ones_are_named(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from mmdata_train.config import TrainConfig  # noqa: E402
 from mmdata_train.config_io import build  # noqa: E402
 from mmdata_train.errors import ConfigError, ExportError  # noqa: E402
 from mmdata_train.export.command import export_checkpoint  # noqa: E402
-from mmdata_train.export.folder import RECORD, whole_folder  # noqa: E402
 from mmdata_train.export.options import ExportOptions, ExportResult  # noqa: E402
+from mmdata_train.export.record import RECORD  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.run import finetune  # noqa: E402
 
@@ -199,9 +199,12 @@ def test_output_is_replaced_only_when_asked_and_only_an_export(checkpoint: Path,
     export(checkpoint, tmp_path / "out")
     with pytest.raises(OutputExistsError, match="--overwrite"):
         export(checkpoint, tmp_path / "out")
-    (tmp_path / "out" / "stale").write_text("", encoding="utf-8")
+    notes = tmp_path / "out" / "notes.txt"
+    notes.write_text("", encoding="utf-8")
+    with pytest.raises(ExportError, match=r"out holds notes.txt \(1 files in all\), which this command did not write"):
+        export(checkpoint, tmp_path / "out", overwrite=True)
+    notes.unlink()
     export(checkpoint, tmp_path / "out", overwrite=True, dtype="bf16")
-    assert not (tmp_path / "out" / "stale").exists()
     assert json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))["dtype"] == "bfloat16"
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -217,7 +220,7 @@ def test_full_disk_is_known_before_anything_is_written(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
-    with pytest.raises(DiskFullError, match="bytes and 1 are free"):
+    with pytest.raises(DiskFullError, match="to be written and 1 are free"):
         export(checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -301,14 +304,3 @@ def test_checkpoint_of_a_run_carries_what_its_export_needs(
     trained, source = loaded(tmp_path / "out"), loaded(sources["qwen2"])
     assert trained.lm_head.weight is trained.model.embed_tokens.weight
     assert not torch.equal(trained.model.norm.weight, source.model.norm.weight)
-
-
-def test_the_second_of_two_exports_into_one_folder_does_not_replace_the_first(tmp_path: Path) -> None:
-    output = tmp_path / "model"
-    with whole_folder(output, 0) as first:
-        (first / "a").write_text("first", encoding="utf-8")
-        with pytest.raises(OutputExistsError, match="appeared while"), whole_folder(output, 0) as second:
-            (second / "a").write_text("second", encoding="utf-8")
-            output.mkdir()
-        output.rmdir()
-    assert (output / "a").read_text(encoding="utf-8") == "first" and [p.name for p in tmp_path.iterdir()] == ["model"]

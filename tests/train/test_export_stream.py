@@ -14,7 +14,6 @@ from safetensors.torch import load_file  # noqa: E402
 from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E402
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed  # noqa: E402
 
-from mmdata_train.checkpoint import FORMAT, STATE  # noqa: E402
 from mmdata_train.errors import ConfigError, ExportError  # noqa: E402
 from mmdata_train.export.command import export_checkpoint  # noqa: E402
 from mmdata_train.export.description import config_of_shape  # noqa: E402
@@ -26,6 +25,7 @@ from mmdata_train.hf_config import config_from_json  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.model.config import ModelConfig, RopeScaling  # noqa: E402
 from mmdata_train.model.decoder import Decoder  # noqa: E402
+from mmdata_train.run_folder import FORMAT, STATE  # noqa: E402
 
 
 def test_library_reads_back_every_dtype_shape_and_view(tmp_path: Path) -> None:

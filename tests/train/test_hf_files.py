@@ -117,7 +117,7 @@ class Foreign:
 def test_bin_that_would_run_code_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "bad", llama_tensors(TINY), "bin")
     torch.save({"model.norm.weight": Foreign()}, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model.bin holds more than tensors, or is torn.*weights_only=True"):
+    with pytest.raises(ModelError, match=r"pytorch_model.bin asks for \w+.getcwd, which is no tensor"):
         load(folder)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}, protocol=2))
     with pytest.raises(ModelError, match=r"pytorch_model.bin is not a whole file of torch.save"):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from mmdata_train.batch import Batch  # noqa: E402
-from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, named_state  # noqa: E402
+from mmdata_train.checkpoint import Checkpointer, named_state  # noqa: E402
 from mmdata_train.hf import load_weights  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.mesh import Mesh  # noqa: E402
@@ -22,6 +22,7 @@ from mmdata_train.model.decoder import Decoder, canonical_name  # noqa: E402
 from mmdata_train.model.init import initialize  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.parity import SEQ_LENGTH, Cell, Shape  # noqa: E402
+from mmdata_train.run_folder import latest_checkpoint  # noqa: E402
 from mmdata_train.schedules import SCHEDULES, ScheduleName  # noqa: E402
 from mmdata_train.step import Engine  # noqa: E402
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mmdata_train.checkpoint import Checkpointer, _check_adapters, latest_checkpoint  # noqa: E402
+from mmdata_train.checkpoint import Checkpointer, _check_adapters  # noqa: E402
 from mmdata_train.checkpoint_format import read_index  # noqa: E402
 from mmdata_train.config_io import to_mapping  # noqa: E402
 from mmdata_train.errors import CheckpointError, RankError  # noqa: E402
@@ -33,6 +33,7 @@ from mmdata_train.parity import (  # noqa: E402
     own_rows,
     run_cell,
 )
+from mmdata_train.run_folder import latest_checkpoint  # noqa: E402
 from mmdata_train.step import Engine, seed_dropout  # noqa: E402
 
 Gradients = dict[str, Any]

@@ -14,7 +14,7 @@ from safetensors.torch import save_file  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 import mmdata  # noqa: E402
-from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state  # noqa: E402
+from mmdata_train.checkpoint import Checkpointer  # noqa: E402
 from mmdata_train.config import TrainConfig  # noqa: E402
 from mmdata_train.config_io import build, dump_yaml, load_mapping  # noqa: E402
 from mmdata_train.errors import ConfigError  # noqa: E402
@@ -25,6 +25,7 @@ from mmdata_train.lora.tokens import plan_tokens, write_extended  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
 from mmdata_train.optim import build_optimizer  # noqa: E402
 from mmdata_train.run import finetune  # noqa: E402
+from mmdata_train.run_folder import latest_checkpoint, read_state  # noqa: E402
 from mmdata_train.session import base_config, open_engine  # noqa: E402
 from mmdata_train.trainer import RunSummary  # noqa: E402
 

@@ -240,8 +240,9 @@ TRAP = pickle.dumps(_Trap())
         ({"latest_checkpointed_iteration.txt": b"100"}, "newest iteration is not there"),
         ({"latest": b"global_step9", "global_step9__mp_rank_00_model_states.pt": TRAP}, "DeepSpeed"),
         ({"adapter_config.json": {}, "adapter_model.safetensors": b""}, "PEFT adapter"),
-        ({"config.json": {"model_type": "llama"}, "pytorch_model.bin": TRAP}, "pickled weights"),
-        ({"config.json": {"model_type": "llama"}}, "without weights"),
+        ({"config.json": {"model_type": "llama"}, "consolidated.00.pth": TRAP}, "Meta's own format"),
+        ({"config.json": {"model_type": "llama"}, "pytorch_model-00001-of-00002.bin": TRAP}, "holds pytorch_model-0"),
+        ({"config.json": {"model_type": "llama"}}, "has neither model.safetensors"),
         ({"notes.txt": b"hello"}, "neither a Hugging Face folder"),
     ],
 )
@@ -332,6 +333,8 @@ def test_hugging_face_folder_gives_the_shape_and_flags_must_agree() -> None:
     assert found[0].startswith("--num-layers gives num_layers 6, but hf/config.json has 4")
     assert any("num_kv_heads 4, but hf/config.json has 2" in text for text in found)
     assert ready(f"{batch} --load hf --num-layers 6 --use-checkpoint-args").config.model == "hf"
+    Path("hf/model.safetensors").rename("hf/pytorch_model.bin")
+    assert ready(f"{batch} --load hf").config.model == "hf"
     assert "differ" in problems(f"{batch} --load hf --hidden-dropout 0.1 --attention-dropout 0.2")[0]
 
 

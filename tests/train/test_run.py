@@ -19,13 +19,13 @@ torch = pytest.importorskip("torch")
 
 import mmdata  # noqa: E402
 from mmdata_train.check import check_lines  # noqa: E402
-from mmdata_train.checkpoint import latest_checkpoint  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
 from mmdata_train.course import course_lines, course_of_rate  # noqa: E402
 from mmdata_train.errors import ConfigError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.run import count_steps, finetune, open_data, samples_of_steps  # noqa: E402
+from mmdata_train.run_folder import latest_checkpoint  # noqa: E402
 from mmdata_train.trainer import RunSummary  # noqa: E402
 
 

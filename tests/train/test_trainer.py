@@ -18,12 +18,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mmdata_train.batch import Batch  # noqa: E402
-from mmdata_train.checkpoint import Checkpointer, latest_checkpoint, read_state  # noqa: E402
+from mmdata_train.checkpoint import Checkpointer  # noqa: E402
 from mmdata_train.config import BatchRampup, OutputConfig, ParallelConfig, TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.errors import ConfigError, RankError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.metrics import Meter, RunLog, flops_per_token  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
+from mmdata_train.run_folder import latest_checkpoint, read_state  # noqa: E402
 from mmdata_train.session import open_engine  # noqa: E402
 from mmdata_train.trainer import RunSummary, Trainer, ValidationSet, global_rows_at  # noqa: E402
 from mmdata_train.watch import STOP_FILE, BestWatch, SpikeWatch, StopWatch  # noqa: E402

@@ -1,0 +1,93 @@
+"""Evaluations lose no answer unseen, replace nothing of others, and no rank waits for one that failed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from evaluation_sets import qa_file
+
+from mmdata_train.cli import main
+from mmdata_train.errors import EvaluationError
+from mmdata_train.evaluate.run import evaluate
+from mmdata_train.evaluate.suite import ModelEntry, SetEntry, Suite
+
+pytest.importorskip("torch")
+
+from mmdata_train.launch import RankPool
+
+
+def test_answers_that_belong_to_no_question_are_counted_and_refused(tmp_path: Path) -> None:
+    questions, answers = qa_file(tmp_path), tmp_path / "mine.jsonl"
+    lines = [{"id": name, "prediction": "无"} for name in ("1", "2", "3", "q-9")]
+    answers.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    entry = SetEntry(kind="answers", path=str(questions), metrics=("f1",), limit=1)
+    suite = Suite(
+        models={"mine": ModelEntry(answers={"qa": str(answers)})}, sets={"qa": entry}, output=tmp_path / "out"
+    )
+    words = r"mine.jsonl:3: 2 of 4 answers belong to no item of .*qa.jsonl, the first has the id '3'"
+    with pytest.raises(EvaluationError, match=words):
+        evaluate(suite)
+    assert not (tmp_path / "out").exists()
+    # Those of questions beyond the limit have a question.
+    answers.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]), encoding="utf-8")
+    assert evaluate(suite).results["qa"]["mine"].main.items == 1
+    answers.write_text((json.dumps(lines[0]) + "\n") * 2, encoding="utf-8")
+    with pytest.raises(EvaluationError, match=r"mine.jsonl:2: the id '1' stands in line 1 already"):
+        evaluate(dataclasses.replace(suite, output=tmp_path / "b"))
+
+
+@pytest.mark.parametrize("output", ["", ".", ".."])
+def test_an_output_that_is_no_folder_of_its_own_is_wrong_usage(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    answers = tmp_path / "a.jsonl"
+    answers.write_text('{"reference": "x", "prediction": "x"}\n', encoding="utf-8")
+    refused = CliRunner().invoke(main, ["evaluate", "--answers", str(answers), "-o", output, "--overwrite"])
+    assert refused.exit_code == 2 and "names no folder of its own" in refused.stderr
+    assert not any((tmp_path / "here").iterdir())
+
+
+def test_only_an_evaluation_is_replaced_and_as_a_whole(tmp_path: Path) -> None:
+    answers, out = tmp_path / "a.jsonl", tmp_path / "out"
+    answers.write_text('{"reference": "x", "prediction": "x"}\n', encoding="utf-8")
+    command = ["evaluate", "--answers", f"mine={answers}", "-o", str(out), "--overwrite"]
+    out.mkdir()
+    (out / "results.json").write_text('{"schema": "another.tool"}', encoding="utf-8")
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 1 and "was not written by this command" in refused.stderr
+    (out / "results.json").unlink()
+    assert CliRunner().invoke(main, command).exit_code == 0
+    again = [*command[:2], f"yours={answers}", *command[3:]]
+    assert CliRunner().invoke(main, again).exit_code == 0
+    # Nothing of the former one is left between the new files.
+    assert sorted(p.name for p in out.iterdir()) == ["answers.yours.jsonl", "page.html", "results.json"]
+    own = CliRunner().invoke(main, [*command[:2], str(out / "answers.yours.jsonl"), *command[3:]])
+    assert own.exit_code == 1 and "which the evaluation reads, lie in one another" in own.stderr
+    (out / "ratings.json").write_text("{}", encoding="utf-8")
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 1 and "holds ratings.json (1 files in all)" in refused.stderr
+
+
+def fails_on_first_rank(kind: str) -> str:
+    from mmdata_train.evaluate.ranks import on_first_rank
+
+    def work() -> None:
+        raise {"ours": EvaluationError("bad item"), "foreign": KeyError("left"), "end": SystemExit(3)}[kind]
+
+    try:
+        on_first_rank(work)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_whatever_ends_the_first_rank_reaches_the_others_at_once(two: RankPool) -> None:
+    assert two.run(fails_on_first_rank, "ours") == ["EvaluationError: bad item"] * 2
+    assert two.run(fails_on_first_rank, "foreign") == ["KeyError: 'left'", "RankError: rank 0 failed: KeyError: 'left'"]
+    assert two.run(fails_on_first_rank, "end") == ["SystemExit: 3", "RankError: rank 0 failed: SystemExit: 3"]
