@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mmdata.errors import ShardError
 from mmdata.indexed.adopt import adopt_shard
 from mmdata.indexed.repair import repair_shard
-from mmdata.indexed.verify import VerifyResult, verify_shard
+from mmdata.indexed.verify import Finding, VerifyResult, verify_shard
 from mmdata.inspection import (
     DocumentView,
     find_source,
@@ -67,16 +68,25 @@ def describe(
 def verify_all(
     prefixes: Sequence[str], *, deep: bool, repair: bool, tokenizer: str | None, multimodal: bool
 ) -> tuple[dict[str, Any], str, bool]:
-    """Verify, or repair and verify, each shard: JSON values, lines, and whether all are sound."""
+    """Verify, or repair and verify, each shard: JSON values, lines, and whether all are sound.
+
+    A shard that cannot be repaired is no end: why is its first finding, and the others are looked at all the same.
+    """
     facts = load_tokenizer(tokenizer, engine="none") if repair and tokenizer is not None else None
     data: dict[str, Any] = {"shards": []}
     lines: list[str] = []
     for prefix in prefixes:
         actions: tuple[str, ...] = ()
+        failed: ShardError | None = None
         if repair:
-            actions = repair_shard(prefix, facts and TokenizerFactsOf(facts), multimodal=multimodal).actions
+            try:
+                actions = repair_shard(prefix, facts and TokenizerFactsOf(facts), multimodal=multimodal).actions
+            except ShardError as error:
+                failed = error
             lines += [f"repaired: {action}" for action in actions]
         result = verify_shard(prefix, deep=deep, multimodal=multimodal)
+        if failed is not None:
+            result.findings.insert(0, Finding.of(failed))
         lines += _verify_lines(result)
         data["shards"].append(
             {"prefix": result.prefix, "ok": result.ok, "deep": result.deep, "repaired": list(actions)}

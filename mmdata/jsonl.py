@@ -16,13 +16,13 @@ from mmdata.reading.inputs import (
     LeftOut,
     describe_place,
     find_inputs,
-    refuse_inputs,
     stat_inputs,
     total_bytes,
 )
+from mmdata.reading.outputs import check_outputs, output_stem
 from mmdata.reading.writer import JsonlWriter
 
 __all__ = [
     "Block", "InputFile", "JsonlWriter", "LeftOut", "Position", "ReadOptions",
-    "describe_place", "find_inputs", "read_blocks", "refuse_inputs", "stat_inputs", "total_bytes",
+    "check_outputs", "describe_place", "find_inputs", "output_stem", "read_blocks", "stat_inputs", "total_bytes",
 ]  # fmt: skip

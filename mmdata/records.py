@@ -46,8 +46,8 @@ class RecordOptions:
         if self.format not in FORMATS:
             near = get_close_matches(str(self.format), FORMATS, n=1, cutoff=0.0)[0]
             raise UsageError(f"--format {self.format!r}: did you mean {near!r}? One of: {', '.join(FORMATS)}")
-        if not self.keys or len(set(self.keys)) < len(self.keys):
-            raise UsageError(f"--json-keys needs one key or more, each once: {self.keys}")
+        if not self.keys or len(set(self.keys)) < len(self.keys) or not all(self.keys):
+            raise UsageError(f"--json-keys needs one key or more, none empty and each once: {list(self.keys)}")
 
 
 @dataclass(slots=True)

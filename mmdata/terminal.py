@@ -10,7 +10,7 @@ from mmdata.convert import convert, plan
 from mmdata.errors import InputError, UsageError
 from mmdata.jsonl import find_inputs, total_bytes
 from mmdata.run.progress import make_progress
-from mmdata.run.sizes import parse_size
+from mmdata.run.sizes import parse_memory
 
 _LISTS = {"json_keys", "map"}
 
@@ -33,8 +33,8 @@ def convert_at_terminal(
 
 def _value(name: str, value: Any) -> Any:
     if name in _LISTS and isinstance(value, str):
-        return tuple(item for item in value.split(",") if item)
-    return parse_size(value) if name == "memory" else value
+        return tuple(item.strip() for item in value.split(","))
+    return parse_memory(value) if name == "memory" else value
 
 
 def _size(inputs: Sequence[str]) -> int | None:

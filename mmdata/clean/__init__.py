@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mmdata._callable import make_callable
 
 if TYPE_CHECKING:
-    from mmdata.clean.files import CleanReport
+    from mmdata.clean.account import CleanReport
 
 make_callable(__name__)
 

@@ -15,6 +15,7 @@ from mmdata.run.cli import emit, output_options, run_options
 
 PARSER = "mmdata.record_parser"
 """Key of the context's `meta`: a picklable function from a format's name to a record parser."""
+COUNT = click.IntRange(0)
 
 
 @click.command("clean")
@@ -27,8 +28,8 @@ PARSER = "mmdata.record_parser"
 @click.option("--format", default="text", show_default=True, help="auto, text, alpaca, sharegpt or messages.")
 @click.option("--encoding", default="utf-8", show_default=True, help="utf-8, gb18030 or utf-16.")
 @click.option("--on-error", type=click.Choice(["fail", "skip"]), default="skip", show_default=True)
-@click.option("--show", default=0, metavar="N", help="Show N documents before and after each reason.")
-@click.option("--sample-drops", default=0, metavar="N", help="Show N dropped documents of each reason.")
+@click.option("--show", type=COUNT, default=0, metavar="N", help="Show N documents before and after each reason.")
+@click.option("--sample-drops", type=COUNT, default=0, metavar="N", help="Show N dropped documents of each reason.")
 @click.option("--dry-run", is_flag=True, help="Report without writing.")
 @run_options
 @output_options
@@ -41,7 +42,8 @@ def clean_command(inputs: tuple[str, ...], output: str, as_json: bool, quiet: bo
     from mmdata.jsonl import find_inputs, total_bytes
     from mmdata.run.progress import make_progress
 
-    settings.pop("ray_address")
+    if settings.pop("ray_address") is not None:
+        raise UsageError("--ray-address is not offered here; use --workers")
     source = click.get_current_context().get_parameter_source("pii_key")
     if source is ParameterSource.ENVIRONMENT and settings["pii"] != "hash" and not os.path.exists(settings["recipe"]):
         settings["pii_key"] = None  # set for other runs; no built-in recipe hashes
@@ -50,7 +52,7 @@ def clean_command(inputs: tuple[str, ...], output: str, as_json: bool, quiet: bo
         if make is None:
             raise UsageError(f"--format {settings['format']}: only text records can be read here")
         settings["parser"] = partial(make, settings["format"])
-    settings["keys"] = tuple(settings["keys"].split(","))
+    settings["keys"] = tuple(key.strip() for key in settings["keys"].split(","))
     progress = make_progress(total_bytes(find_inputs(inputs)), sys.stderr, quiet=quiet)
     notice = None if quiet else partial(click.echo, err=True)
     report = clean(inputs, output, progress=progress, notice=notice, **settings)

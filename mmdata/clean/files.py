@@ -13,14 +13,14 @@ import json
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mmdata.clean.pipeline import Cleaner, CleanResult, Counts, Sample, with_key, with_pii
+from mmdata.clean.account import CleanReport
+from mmdata.clean.pipeline import Cleaner, CleanResult, with_key, with_pii
 from mmdata.clean.recipe import Recipe, load_recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import (
@@ -29,16 +29,19 @@ from mmdata.errors import (
     LedgerMismatchError,
     OutputError,
     OutputExistsError,
+    UsageError,
 )
+from mmdata.indexed.durable import disk_faults
 from mmdata.jsonl import (
     Block,
     InputFile,
     JsonlWriter,
     Position,
     ReadOptions,
+    check_outputs,
     find_inputs,
+    output_stem,
     read_blocks,
-    refuse_inputs,
     stat_inputs,
 )
 from mmdata.reading.excerpt import mask
@@ -82,96 +85,24 @@ class CleanOptions:
     block_bytes: int = BLOCK_BYTES
     notice: Callable[[str], None] | None = None
 
+    def __post_init__(self) -> None:
+        """Raises UsageError, before a worker or a folder is made."""
+        assert self.records and self.read, "both check what they are made of"
+        if self.on_error not in ("fail", "skip"):
+            raise UsageError(f"--on-error {self.on_error!r}: one of fail, skip")
+        for option, count in (("--show", self.show), ("--sample-drops", self.sample_drops)):
+            if count < 0:
+                raise UsageError(f"{option} {count}: must be at least 0")
 
-@dataclass(slots=True)
-class CleanReport(Counts):
-    """Counts of a run: read = kept + dropped + rejected; changed documents are among the kept.
+    @property
+    def records(self) -> RecordOptions:
+        """Which texts of a record count."""
+        return RecordOptions(self.keys, self.format)  # type: ignore[arg-type]
 
-    seconds: process CPU time by step, over all workers. bytes_removed: UTF-8 bytes by step.
-    """
-
-    recipe: str
-    fingerprint: str
-    output: str | None
-    records: int = 0
-    blank: int = 0
-    kept: int = 0
-    unchanged: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-
-    def add(self, outcome: Outcome, show: int, sample_drops: int) -> None:
-        """Count one block."""
-        result = outcome.result
-        self.records += len(result.kept) + len(result.drops) + len(outcome.rejects)
-        self.blank += outcome.blank
-        self.kept += len(result.kept)
-        self.add_counts(result)
-        self.unchanged = self.kept - self.changed_documents
-        self.bytes_in += outcome.bytes_in
-        self.bytes_out += outcome.bytes_out
-        self.rejected.update(reject.cause for reject in outcome.rejects)
-        for sample in result.samples:
-            limit = max(show, sample_drops) if sample.after is None else show
-            if sum(other.reason == sample.reason for other in self.samples) < limit:
-                self.samples.append(sample)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for one JSON object."""
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
-        data["samples"] = [asdict(sample) for sample in self.samples]
-        return {key: dict(value) if isinstance(value, Counter) else value for key, value in data.items()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over the counts that `as_json` of an unfinished run gave."""
-        for item in fields(self):
-            value = state[item.name]
-            if item.name == "samples":
-                value = [Sample(**sample) for sample in value]
-            elif isinstance(getattr(self, item.name), Counter):
-                value = Counter(value)
-            setattr(self, item.name, value)
-
-    def summary(self) -> str:
-        """The report as lines for a person."""
-        dropped, rejected = sum(self.dropped.values()), sum(self.rejected.values())
-        lines = [
-            f"{self.records:,} records = {self.kept:,} kept ({self.changed_documents:,} changed) + {dropped:,} dropped "
-            f"+ {rejected:,} rejected; {self.blank:,} blank lines",
-            f"{self.bytes_in:,} bytes of text in, {self.bytes_out:,} out; recipe {self.recipe} {self.fingerprint}",
-        ]
-        for name in ("dropped", "rejected", "review", "flagged", "languages", "pii"):
-            counts: Counter[str] = getattr(self, name)
-            if counts:
-                lines.append(f"{name}: " + ", ".join(f"{key} {n:,}" for key, n in sorted(counts.items(), key=_first)))
-        for step in self.seconds:
-            if self.changed[step] or self.seconds[step] >= 0.05:
-                what = f"changed {self.changed[step]:,} documents, removed {self.bytes_removed[step]:,} bytes"
-                lines.append(f"  {step}: {what}, {self.seconds[step]:.2f} s")
-        lines += [_shown(sample) for sample in self.samples]
-        return "\n".join(lines)
-
-
-def _first(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
-
-
-def _shown(sample: Sample, width: int = 200) -> str:
-    """A sample around its first difference, control characters escaped."""
-    before, after = sample.before, sample.after
-    if after is None:
-        return f"- {sample.reason} {sample.path}:{sample.line}\n    dropped: {_escape(before[:width])}"
-    start = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
-    start = max(0, start - 30)
-    return (
-        f"- {sample.reason} {sample.path}:{sample.line}\n    before: {_escape(before[start : start + width])}\n"
-        f"    after:  {_escape(after[start : start + width])}"
-    )
-
-
-def _escape(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    @property
+    def read(self) -> ReadOptions:
+        """How inputs are read."""
+        return ReadOptions(self.encoding, block_bytes=self.block_bytes)
 
 
 @dataclass(slots=True)
@@ -247,14 +178,6 @@ def _like(value: Any, text: str, document: Document) -> Any:
         raise OutputError(f"{where}: cleaned arguments of a tool call are no JSON: {text[:80]!r}") from error
 
 
-def output_prefix(output: str) -> str:
-    """The output's name without its .jsonl, .jsonl.gz or .jsonl.zst; raises OutputError for another ending."""
-    match = re.fullmatch(r"(.+)\.jsonl(?:\.gz|\.zst)?", output)
-    if match is None:
-        raise OutputError(f"the output is named OUT.jsonl, OUT.jsonl.gz or OUT.jsonl.zst, not {output!r}")
-    return match.group(1)
-
-
 def clean(
     inputs: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
@@ -268,20 +191,22 @@ def clean(
     InputError (InputRejectedError with on_error="fail") and OutputError.
     """
     options = CleanOptions(**settings)
-    prefix = output_prefix(os.fspath(output))
+    prefix = output_stem(os.fspath(output))
     cleaner = Cleaner(_recipe(options), show=max(options.show, options.sample_drops))
     report = CleanReport(cleaner.recipe.name, cleaner.fingerprint, None if options.dry_run else os.fspath(output))
+    make_executor(options.executor, options.workers, options.shard)  # says now what is not offered
     found = find_inputs([os.fspath(item) for item in inputs])
     names = (os.fspath(output), f"{prefix}_dropped.jsonl.gz", f"{prefix}_rejects.jsonl")
     if not options.dry_run:
-        refuse_inputs(found, names)
+        check_outputs(found, names)
     shown = progress or SilentProgress()
     cleaner.prepare(options.notice)  # once here, so that workers load machine code
     if options.dry_run:
         for outcome in _outcomes(cleaner, options, found, Position()):
             _count(report, outcome, options, shown)
     else:
-        os.makedirs(os.path.dirname(names[0]) or ".", exist_ok=True)
+        with disk_faults(names[0]):
+            os.makedirs(os.path.dirname(names[0]) or ".", exist_ok=True)
         with _ledger(f"{prefix}.work", cleaner, options, found, names[0]) as ledger:
             _write_all(names, cleaner, options, found, report, ledger, shown)
     shown.close()
@@ -291,9 +216,8 @@ def clean(
 def _outcomes(cleaner: Cleaner, options: CleanOptions, found: list[InputFile], start: Position) -> Iterator[Outcome]:
     """Every block from `start` on, cleaned, in order. Raises InputRejectedError with on_error="fail"."""
     executor = make_executor(options.executor, options.workers, options.shard)
-    blocks = read_blocks(found, ReadOptions(encoding=options.encoding, block_bytes=options.block_bytes), start)
-    records = RecordOptions(keys=options.keys, format=options.format)  # type: ignore[arg-type]
-    build = partial(build_worker, cleaner, records, options.parser)
+    blocks = read_blocks(found, options.read, start)
+    build = partial(build_worker, cleaner, options.records, options.parser)
     outcomes = executor.map(build, blocks, describe=lambda block: f"{block.path} from line {block.first_line} on")
     with closing(outcomes):
         for outcome in outcomes:

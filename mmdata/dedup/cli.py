@@ -10,7 +10,7 @@ import click
 
 from mmdata.errors import UsageError
 from mmdata.run.cli import emit, notice, output_options, run_options
-from mmdata.run.sizes import parse_size
+from mmdata.run.sizes import parse_memory
 
 PARSER = "mmdata.record_parser"
 """Key of the context's `meta`: a picklable function from a format's name to a record parser."""
@@ -66,7 +66,7 @@ def library_options(options: dict[str, Any], quiet: bool) -> dict[str, Any]:
     if "normalize" in values:
         values["normalize"] = tuple(step.strip() for step in values["normalize"].split(",") if step.strip())
     if "memory" in values:
-        values["memory"] = parse_size(values["memory"])
+        values["memory"] = parse_memory(values["memory"])
     return values | {"notice": notice(quiet)} | parsers_for(values)
 
 

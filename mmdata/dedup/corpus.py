@@ -23,7 +23,7 @@ from mmdata.dedup.repeated import UnitReport, remove_repeated
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.session import Place, Session
 from mmdata.dedup.signer import Signer
-from mmdata.jsonl import refuse_inputs
+from mmdata.jsonl import check_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class _Deduplication:
             Path(sibling(output, ".work")), outputs, sibling(output, "_report.json"), run.overwrite,
             self._files.from_stream, run.commit_seconds,
         )  # fmt: skip
-        refuse_inputs(self._files.inputs, (*outputs.values(), self._place.report))
+        check_outputs(self._files.inputs, (*outputs.values(), self._place.report))
         self._place.check()
         self._fingerprint = self._files.fingerprint("dedup", {})
         self._index: DedupIndex | None = None

@@ -36,7 +36,7 @@ from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.dedup.signer import compile_kernels
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import DedupParameterError, InputChangedError
-from mmdata.jsonl import Block, InputFile, Position, ReadOptions, find_inputs, read_blocks, refuse_inputs, stat_inputs
+from mmdata.jsonl import Block, InputFile, Position, ReadOptions, check_outputs, find_inputs, read_blocks, stat_inputs
 from mmdata.records import RecordOptions, parse_block
 from mmdata.run.executor import make_executor
 
@@ -130,7 +130,7 @@ def decontaminate(inputs: Any, against: Any, output: str | os.PathLike[str], **o
         Path(sibling(output, ".work")), outputs, sibling(output, "_report.json"), run.overwrite, from_stream,
         run.commit_seconds,
     )  # fmt: skip
-    refuse_inputs((*inputs, *evaluation_files(against)), (*outputs.values(), place.report))
+    check_outputs((*inputs, *evaluation_files(against)), (*outputs.values(), place.report))
     place.check()
     compile_kernels(gram_params(rule.ngram, rule.unit), run.notice)
     with Session(place, _fingerprint(inputs, against_facts, rule, run)) as session:

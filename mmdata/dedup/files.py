@@ -25,11 +25,22 @@ from mmdata.dedup.signer import Signer, compile_kernels
 from mmdata.dedup.spool import SpoolReader
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import InputChangedError, UsageError
-from mmdata.jsonl import Block, InputFile, JsonlWriter, Position, ReadOptions, find_inputs, read_blocks, stat_inputs
+from mmdata.jsonl import (
+    Block,
+    InputFile,
+    JsonlWriter,
+    Position,
+    ReadOptions,
+    find_inputs,
+    output_stem,
+    read_blocks,
+    stat_inputs,
+)
 from mmdata.reading.excerpt import mask
 from mmdata.reading.writer import encode_record
 from mmdata.records import RecordOptions, RecordParser, parse_block
 from mmdata.run.executor import make_executor
+from mmdata.run.sizes import check_memory
 
 ParserFactory = Callable[[], RecordParser]
 COMPRESSION = 4
@@ -66,6 +77,11 @@ class FileOptions:
     block_bytes: int = 4 << 20
     commit_seconds: float = 5.0
     notice: Callable[[str], None] = silent
+
+    def __post_init__(self) -> None:
+        """Raises UsageError, before a worker or a folder is made."""
+        check_memory(self.memory)
+        assert self.records and self.read, "both check what they are made of"
 
     @property
     def records(self) -> RecordOptions:
@@ -229,11 +245,8 @@ def describe_block(block: Block) -> str:
 
 
 def sibling(output: str, ending: str) -> str:
-    """`out/unique.jsonl.gz` and `_report.json` give `out/unique_report.json`."""
-    folder, name = os.path.split(output)
-    for suffix in (".gz", ".zst", ".jsonl", ".json", ".ndjson"):
-        name = name.removesuffix(suffix)
-    return os.path.join(folder, name + ending)
+    """`out/unique.jsonl.gz` and `_report.json` give `out/unique_report.json`. Raises UsageError as `output_stem`."""
+    return output_stem(output) + ending
 
 
 def plan_for(files: FilePass) -> Plan:

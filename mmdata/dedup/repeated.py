@@ -28,7 +28,7 @@ from mmdata.dedup.scratch import scratch_faults
 from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.document import Document, Drop
 from mmdata.errors import DedupParameterError, InputChangedError, UsageError
-from mmdata.jsonl import Block, InputFile, Position, find_inputs, read_blocks, refuse_inputs, stat_inputs
+from mmdata.jsonl import Block, InputFile, Position, check_outputs, find_inputs, read_blocks, stat_inputs
 from mmdata.records import ParsedBlock, parse_block
 
 U64 = NDArray[np.uint64]
@@ -92,7 +92,7 @@ def remove_repeated(inputs: Any, output: str | os.PathLike[str], **options: Any)
     if any(source.path == "-" for source in files):
         raise UsageError(f"level {rule.level} reads its inputs twice: standard input cannot be")
     place = _place(os.fspath(output), run)
-    refuse_inputs(files, (*place.outputs.values(), place.report))
+    check_outputs(files, (*place.outputs.values(), place.report))
     place.check()
     chosen = {"command": "repeated", **asdict(rule), **run.shaping()}
     with Session(place, {"options": chosen, "inputs": stat_inputs(files)}) as session:

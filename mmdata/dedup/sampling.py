@@ -27,7 +27,7 @@ from mmdata.dedup.params import DedupParams
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.session import Place, Session
 from mmdata.errors import DedupParameterError, DedupStateError
-from mmdata.jsonl import refuse_inputs
+from mmdata.jsonl import check_outputs
 
 ORDER_CHUNK = 1 << 20
 REASON = "near_duplicate_of_test"
@@ -215,7 +215,7 @@ class _Sampling:
             Path(sibling(output, ".work")), outputs, sibling(output, "_report.json"), options.overwrite,
             files.from_stream, options.commit_seconds,
         )  # fmt: skip
-        refuse_inputs(files.inputs, (*outputs.values(), self._place.report))
+        check_outputs(files.inputs, (*outputs.values(), self._place.report))
         self._place.check()
 
     def execute(self) -> SampleReport:

@@ -41,14 +41,15 @@ class InputNumbers:
 def combine_manifests(manifests: Sequence[Manifest], numbers: InputNumbers) -> Manifest:
     """The manifest of a merged shard, all but its files and sizes.
 
-    What the parts agree on stays. Otherwise: `eod_appended` and `key` become unknown, chat templates are joined by
-    ` + `, and `recipe` is `merged` with the distinct recipes and options under `options.merged`. Counts speak of runs:
+    What the parts agree on stays. Otherwise: `eod_appended` and `key` become unknown, the chat template is that of the
+    parts which have one (`merge_shards` refuses two), and `recipe` is `merged` with the distinct recipes and options under `options.merged`. Counts speak of runs:
     several parts of one run (same inputs, options and counts) count once, those of different runs are added up.
     numbers: fresh; its inputs become the manifest's.
     """
     first = manifests[0]
     makings = distinct({"recipe": m.recipe, "options": m.options} for m in manifests)
-    templates = distinct(m.chat_template for m in manifests if m.chat_template is not None)
+    templates = {m.chat_template for m in manifests} - {None}
+    assert len(templates) < 2, "merge_shards refuses parts of different templates"
     same = len(makings) == 1
     counts: dict[bytes, Any] = {}
     for position, manifest in enumerate(manifests):
@@ -59,7 +60,7 @@ def combine_manifests(manifests: Sequence[Manifest], numbers: InputNumbers) -> M
         key=_agreed([m.key for m in manifests]),
         eod_appended=_agreed([m.eod_appended for m in manifests]),
         tokenizer_kind=_agreed([m.tokenizer_kind for m in manifests]),
-        chat_template=" + ".join(templates) if templates else None,
+        chat_template=templates.pop() if templates else None,
         recipe=first.recipe if same else "merged",
         options=first.options if same else {"merged": makings},
         inputs=tuple(numbers.inputs),

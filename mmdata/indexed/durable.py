@@ -75,7 +75,7 @@ def stage_beside(source: str, target: str) -> str:
 
 def remove(path: str) -> None:
     """Unlink `path` if it is there."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
 
 

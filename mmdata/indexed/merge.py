@@ -2,7 +2,8 @@
 
 Runs at about the speed of the disk with flat memory, for thousands of parts. uint16 parts are widened when an int32
 part asks for it. Sidecars and manifests are merged with the tokens. Refuses parts of different tokenizers; parts that
-have no manifest can only be merged among themselves, since nothing proves what made them.
+have no manifest can only be merged among themselves, since nothing proves what made them. Conversations may join plain
+text, and each other when one chat template rendered them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mmdata.indexed.combine import InputNumbers, combine_manifests
 from mmdata.indexed.index import has_mode_bytes
 from mmdata.indexed.manifest import Manifest
 from mmdata.indexed.mapping import forget
-from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, idx_path, manifest_path
+from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, idx_path, manifest_path, output_prefix
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.shardset import ShardSet
 from mmdata.indexed.sidecars import ORIGIN_WIDTH, UNKNOWN_INPUT, whole_spans
@@ -73,12 +74,13 @@ def merge_shards(
     """Write the sequences of all parts, in the order given, as one shard at `output`.
 
     multimodal: the parts have mode bytes; found out from the first part when not said.
-    Raises UsageError, TokenizerMismatchError, DtypeMergeError, ChecksumError (a part's bytes are not its manifest's),
+    Raises UsageError, TokenizerMismatchError, ManifestMismatchError (layouts or chat templates differ),
+    DtypeMergeError, ChecksumError (a part's bytes are not its manifest's),
     the errors of opening a shard, OutputExistsError, DiskFullError; then nothing is left at `output`.
     """
     if isinstance(prefixes, (str, os.PathLike)):
         raise UsageError(f"{os.fspath(prefixes)}: one prefix is not a list of parts; give [{os.fspath(prefixes)!r}]")
-    names, target = [clean_prefix(prefix) for prefix in prefixes], clean_prefix(output)
+    names, target = [clean_prefix(prefix) for prefix in prefixes], output_prefix(output)
     if not names:
         raise UsageError("there is nothing to merge: give at least one prefix")
     if os.path.abspath(target) in {os.path.abspath(name) for name in names}:
@@ -146,6 +148,24 @@ def _check_tokenizers(parts: list[_Part]) -> None:
             raise ManifestMismatchError(
                 f"its layout is {manifest.layout}, but that of {parts[0].prefix} is {first.layout}", path=part.prefix
             )
+    _check_templates(parts)
+
+
+def _check_templates(parts: list[_Part]) -> None:
+    """One shard speaks one chat format, or a model that learnt from it could not be asked in either for certain."""
+    rendered: dict[str, tuple[str, Manifest]] = {}
+    for part in parts:
+        manifest = part.manifest
+        if manifest is not None and manifest.chat_template is not None:
+            rendered.setdefault(manifest.chat_template, (part.prefix, manifest))
+    if len(rendered) > 1:
+        (first, known), (second, other) = list(rendered.values())[:2]
+        names = [f"--chat-template {manifest.options.get('chat_template')}" for manifest in (known, other)]
+        raise ManifestMismatchError(
+            f"its conversations were rendered by another chat template ({names[1]}) than those of {first} ({names[0]})",
+            path=second,
+            remedy="convert both with one template, or keep them apart and name both under data.train",
+        )
 
 
 def common_dtype(dtypes: list[np.dtype[Any]], names: list[str]) -> np.dtype[Any]:

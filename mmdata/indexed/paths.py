@@ -6,6 +6,8 @@ import os
 import re
 from typing import Final
 
+from mmdata.errors import UsageError
+
 SIDECARS: Final = ("origin", "loss_spans")
 PARTIAL: Final = ".partial"
 
@@ -50,6 +52,15 @@ def clean_prefix(prefix: str | os.PathLike[str]) -> str:
     for ending in (".bin", ".idx"):
         if text.endswith(ending):
             return text[: -len(ending)]
+    return text
+
+
+def output_prefix(prefix: str | os.PathLike[str]) -> str:
+    """`clean_prefix` of what is to be written. Raises UsageError for a folder, which leaves the files no name."""
+    text = clean_prefix(prefix)
+    if not os.path.basename(text):
+        inside = os.path.join(text, "my")
+        raise UsageError(f"output prefix {os.fspath(prefix)!r} names a folder; add a name, such as {inside}")
     return text
 
 

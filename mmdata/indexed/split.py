@@ -22,7 +22,7 @@ from mmdata.indexed.checks import blocks, document_ends
 from mmdata.indexed.cutter import ShardCutter, SplitPart
 from mmdata.indexed.index import ShardIndex, has_mode_bytes
 from mmdata.indexed.manifest import read_manifest
-from mmdata.indexed.paths import clean_prefix, idx_path, key_suffix
+from mmdata.indexed.paths import clean_prefix, idx_path, key_suffix, output_prefix
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.sidecars import decode_origins
 
@@ -139,7 +139,7 @@ def split_shard(
     `OUTPUT_00000_KEY_document` of at most so many tokens (a longer document stands alone).
     Raises UsageError, SidecarMissingError, the errors of opening, OutputExistsError, DiskFullError; then none is left.
     """
-    source_name, target = clean_prefix(prefix), clean_prefix(output)
+    source_name, target = clean_prefix(prefix), output_prefix(output)
     if (ratio is None) == (max_tokens is None):
         raise UsageError("give either ratio (such as 969,30,1) or max_tokens")
     if by not in ("hash", "order"):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mmdata.errors import CheckpointError, LengthMismatchError, OutputError, UsageError
 from mmdata.indexed.durable import FileDigest, PartialFile, digest_file, disk_faults, remove, stage_beside
 from mmdata.indexed.mapping import forget
-from mmdata.indexed.paths import PARTIAL, bin_path, clean_prefix, idx_path
+from mmdata.indexed.paths import PARTIAL, bin_path, idx_path, output_prefix
 from mmdata.indexed.publish import SealedShard, publish_shard, refuse_existing
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.remote import is_remote
@@ -77,9 +77,7 @@ class ShardWriter:
         overwrite: bool,
         multimodal: bool,
     ) -> None:
-        self.prefix = clean_prefix(prefix)
-        if not os.path.basename(self.prefix):
-            raise UsageError(f"output prefix {os.fspath(prefix)!r} names a folder; add a name, such as out/my")
+        self.prefix = output_prefix(prefix)
         if is_remote(self.prefix):
             raise UsageError(f"{self.prefix}: shards are written to local paths; write here, then copy the files there")
         self.dtype = token_range.dtype

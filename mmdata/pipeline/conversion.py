@@ -40,13 +40,21 @@ from mmdata.indexed.manifest import canonical_json
 from mmdata.indexed.split import SPLIT_NAMES, split_shard
 from mmdata.jsonl import LeftOut, ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
 from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts
-from mmdata.pipeline.dedup_run import dedup_params
+from mmdata.pipeline.dedup_run import dedup_params, documents_in_index
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.outputs import OutputPlan, PublishedShard
 from mmdata.pipeline.pai import PaiPlan, pai_plan, write_pai
-from mmdata.pipeline.places import changed_inputs, check_places, outputs_of, remove_stale
-from mmdata.pipeline.stages import chat_options, dedup_runner, load_kernels, recipe_of, record_options, warm_up
+from mmdata.pipeline.places import changed_inputs, check_places, files_of, outputs_of, remove_stale
+from mmdata.pipeline.stages import (
+    chat_options,
+    dedup_runner,
+    load_kernels,
+    recipe_of,
+    record_options,
+    warm_up,
+    without_secrets,
+)
 from mmdata.pipeline.warm import fitting_workers, needs_of, warm_worker
 from mmdata.pipeline.work import Stages
 from mmdata.records import encoding_hint, parse_block
@@ -55,6 +63,7 @@ from mmdata.report.page import render_page
 from mmdata.run.executor import available_cores, make_executor
 from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress, SilentProgress
+from mmdata.run.sizes import check_memory
 from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
 from mmdata.tokenizers.locate import locate
 
@@ -86,6 +95,10 @@ class RunOptions:
     notice: Callable[[str], None] = lambda text: None
     special_tokens: str | None = None
     engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        check_memory(self.memory)
 
 
 class Conversion:
@@ -138,14 +151,14 @@ class Conversion:
         """What takes a while: the tokenizer, and all that follows from it."""
         options, run = self._options, self._run
         self._tokenizer = self._load_tokenizer(tokenizer)
-        self._chat: ChatOptions | None = chat_options(options, self._records, self._tokenizer)
+        self._chat: ChatOptions | None = chat_options(options, self._records, self._tokenizer, self._say)
         self._pai = self._pai_plan()
         self._found = stat_inputs(self._inputs)
         names = [source.path for source in self._inputs]
         self._dedup = dedup_runner(options, Path(self._work_dir), run.memory, names, self._batch_name())
         self._facts = RunFacts(
             self._inputs, self._prefix, options, tokenizer, self._tokenizer, _version(), self._executor.workers,
-            run.executor, None if self._recipe is None else _without_secrets(self._recipe),
+            run.executor, None if self._recipe is None else without_secrets(self._recipe),
             started=self._started, notices=self._notices, left_out=self._left_out,
         )  # fmt: skip
 
@@ -316,7 +329,10 @@ class Conversion:
         hint = encoding_hint(consumed.tally.records, consumed.gb18030)
         if hint:
             self._say(hint)
-        refuse_nothing(consumed.tally, consumed.logs.first_reject, self._inputs, hint)
+        known = documents_in_index(consumed.dedup)
+        refuse_nothing(consumed.tally, consumed.logs.first_reject, self._inputs, hint, known)
+        if not consumed.tally.kept:
+            self._say(f"nothing new: the index holds all {known:,} documents that were compared; shards are empty")
         changed = changed_inputs(self._found, stat_inputs(self._inputs))
         if changed:
             raise InputChangedError(f"{changed[0]}: changed while it was read; run again when it is complete")
@@ -337,7 +353,7 @@ class Conversion:
             lambda key: self._facts.manifest(key, consumed.tally, facts), spans=bool(chat.get("conversations"))
         )
         for shard in shards:
-            if not shard.documents:
+            if not shard.documents and consumed.tally.kept:
                 self._say(f"{shard.prefix} has no documents: its share of so few documents is empty")
         if self._by_order:
             shards = [part for shard in shards for part in self._cut_in_order(shard)]
@@ -347,7 +363,7 @@ class Conversion:
         report = self._facts.report(consumed.tally, facts, shards, stages)
         write_durably(f"{self._prefix}_report.json", canonical_json(report.data, indent=2) + b"\n")
         write_durably(f"{self._prefix}_report.html", render_page(report.data).encode("utf-8"))
-        files = _files_of(shards, self._pai is None, bool(chat.get("conversations")))
+        files = files_of([shard.prefix for shard in shards], self._pai is None, bool(chat.get("conversations")))
         remove_stale(earlier, [*files, *(self._prefix + ending for ending in _WRITTEN)])
         if self._dedup is not None:
             self._dedup.add_to_index()
@@ -371,25 +387,6 @@ class Conversion:
             elif path.name not in ("lock", "owner.json"):
                 with contextlib.suppress(OSError):  # an open file stays on Windows
                     path.unlink()
-
-
-def _files_of(shards: list[PublishedShard], sidecars: bool, spans: bool) -> list[str]:
-    """Every file of the shards, for telling them from an earlier run's."""
-    endings = [".bin", ".idx", ".json"]
-    if sidecars:
-        endings += ["_origin.bin", "_origin.idx"]
-    if sidecars and spans:
-        endings += ["_loss_spans.bin", "_loss_spans.idx"]
-    return [shard.prefix + ending for shard in shards for ending in endings]
-
-
-def _without_secrets(recipe: Recipe) -> list[list[Any]]:
-    """The recipe's steps for the manifest; the key of hashed personal data would undo the hashing."""
-    shown = [
-        [step.name, {name: value for name, value in step.parameters.items() if (step.name, name) != ("pii", "key")}]
-        for step in recipe.steps
-    ]
-    return shown
 
 
 def _version() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmdata.dedup.index import Batch, DedupIndex
 from mmdata.dedup.params import DedupParams
@@ -23,6 +24,13 @@ def dedup_params(options: ConvertOptions) -> DedupParams | None:
     if options.dedup == "none":
         return None
     return DedupParams(method=options.dedup, threshold=options.dedup_threshold)
+
+
+def documents_in_index(statistics: dict[str, Any] | None) -> int:
+    """How many documents were dropped because the index holds them or their like; 0 without an index."""
+    if statistics is None or "index_generation" not in statistics:
+        return 0
+    return sum(row["documents"] for row in statistics["matrix"] if row["kept_in"] == "index")
 
 
 @dataclass(slots=True, frozen=True)

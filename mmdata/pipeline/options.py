@@ -62,10 +62,10 @@ class ConvertOptions:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        if not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
-            raise UsageError(f"--json-keys needs one or more different keys, got {list(self.json_keys)}")
+        if not all(self.json_keys) or not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
+            raise UsageError(f"--json-keys needs one key or more, none empty and each once: {list(self.json_keys)}")
         for key in self.json_keys:
-            if not key or any(mark in key for mark in "/\\\0"):
+            if any(mark in key for mark in "/\\\0"):
                 raise UsageError(f"--json-keys {key!r}: a key becomes part of a file name; rename the field first")
         if not 0.0 < self.dedup_threshold <= 1.0:
             raise UsageError(f"--dedup-threshold must be above 0 and at most 1, got {self.dedup_threshold}")

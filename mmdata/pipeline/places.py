@@ -13,9 +13,10 @@ from typing import Any
 
 import orjson
 
-from mmdata.errors import OutputError, OutputExistsError, UsageError
+from mmdata.errors import OutputExistsError, UsageError
 from mmdata.indexed.durable import disk_faults, remove
 from mmdata.jsonl import InputFile
+from mmdata.reading.outputs import check_folder
 
 REPORT_ENDINGS = ("_report.json", "_report.html", "_rejects.jsonl", "_dropped.jsonl.gz")
 
@@ -87,13 +88,17 @@ def check_places(
         real = os.path.realpath(source.path)
         if source.path != "-" and (real in taken or real.startswith(os.path.realpath(prefix + ".work") + os.sep)):
             raise UsageError(f"{source.path}: is an input and would be overwritten; choose another --output-prefix")
-    folder = os.path.abspath(os.path.dirname(prefix) or ".")
-    while not os.path.lexists(folder):  # the run makes what is missing below the first folder there is
-        folder = os.path.dirname(folder)
-    if not os.path.isdir(folder):
-        raise OutputError(f"{folder}: is no folder; choose another --output-prefix")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder}: is not writable; choose another --output-prefix or change its permissions")
+    check_folder(prefix)
+
+
+def files_of(shards: Sequence[str], sidecars: bool, spans: bool) -> list[str]:
+    """Every file of the shards of these prefixes, for telling them from an earlier run's."""
+    endings = [".bin", ".idx", ".json"]
+    if sidecars:
+        endings += ["_origin.bin", "_origin.idx"]
+    if sidecars and spans:
+        endings += ["_loss_spans.bin", "_loss_spans.idx"]
+    return [prefix + ending for prefix in shards for ending in endings]
 
 
 def remove_stale(existing: Sequence[str], written: Sequence[str]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmdata.chat.render import ChatOptions, ChatRenderer
 from mmdata.dedup.in_memory import find_duplicates
@@ -21,8 +20,6 @@ from mmdata.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mmdata.clean.recipe import Recipe
-
-_log = logging.getLogger(__name__)
 
 
 def record_options(options: ConvertOptions) -> RecordOptions:
@@ -64,11 +61,22 @@ def _refuse_unused_key(options: ConvertOptions, recipe: Recipe | None) -> None:
         raise UsageError("--pii-key is for hashed personal data and would do nothing here; add --pii hash, or leave it")
 
 
-def chat_options(options: ConvertOptions, records: RecordOptions, tokenizer: Tokenizer) -> ChatOptions | None:
+def without_secrets(recipe: Recipe) -> list[list[Any]]:
+    """The recipe's steps for the manifest; the key of hashed personal data would undo the hashing."""
+    shown = [
+        [step.name, {name: value for name, value in step.parameters.items() if (step.name, name) != ("pii", "key")}]
+        for step in recipe.steps
+    ]
+    return shown
+
+
+def chat_options(
+    options: ConvertOptions, records: RecordOptions, tokenizer: Tokenizer, say: Callable[[str], None]
+) -> ChatOptions | None:
     """How conversations are rendered; None where every record is plain text.
 
     A template that was named is tried here, before any data is read; the tokenizer's own only where all records are
-    conversations, since a plain corpus needs none. Raises ChatTemplateError.
+    conversations, since a plain corpus needs none. say: told what follows from the template. Raises ChatTemplateError.
     """
     if records.format == "text":
         return None
@@ -80,7 +88,7 @@ def chat_options(options: ConvertOptions, records: RecordOptions, tokenizer: Tok
     )  # fmt: skip
     if options.chat_template != "auto" or records.format != "auto":
         for notice in ChatRenderer(tokenizer, made).notices:
-            _log.warning(notice)
+            say(notice)
     return made
 
 

@@ -208,13 +208,3 @@ def _array_or_lines(path: str, compression: Compression) -> Kind:
             "or one record on each line"
         )
     return "json" if head.startswith(b"[") else "jsonl"
-
-
-def refuse_inputs(inputs: Sequence[InputFile], outputs: Sequence[str]) -> None:
-    """Raise UsageError where an output is an input too, or two outputs are one."""
-    taken = {os.path.realpath(source.path) for source in inputs if source.path != "-"}
-    for path in outputs:
-        if os.path.realpath(path) in taken:
-            raise UsageError(f"{path} is an input too: choose another output")
-        if [os.path.realpath(other) for other in outputs].count(os.path.realpath(path)) > 1:
-            raise UsageError(f"{path} would be written twice: choose outputs of different names")

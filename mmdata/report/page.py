@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from mmdata.errors import InputError, UsageError
-from mmdata.indexed.durable import write_durably
+from mmdata.errors import InputError, OutputExistsError, UsageError
+from mmdata.indexed.durable import disk_faults, write_durably
+from mmdata.jsonl import check_outputs
 from mmdata.report.build import SCHEMA
 from mmdata.report.charts import curve, horizontal_bars, vertical_bars
 
@@ -49,11 +50,11 @@ def render_page(data: Any) -> str:
     )
 
 
-def write_page(source: str, output: str) -> str:
+def write_page(source: str, output: str, *, overwrite: bool = False) -> str:
     """Draw the report at `source` (a P_report.json, or the prefix P) to `output`; returns the path written.
 
-    Raises InputError when there is no such report or it is damaged, UsageError where the page would replace it,
-    OutputError when the page cannot be written.
+    Raises InputError when there is no such report or it is damaged, UsageError where the page would replace it or
+    `output` is a folder, OutputExistsError, OutputError when the page cannot be written.
     """
     path = source if source.endswith(".json") else f"{source}_report.json"
     if not os.path.isfile(path):
@@ -65,10 +66,15 @@ def write_page(source: str, output: str) -> str:
         raise InputError(f"{path}: is no report ({error})") from error
     if os.path.realpath(path) == os.path.realpath(output):
         raise UsageError(f"{output} is the report itself: choose another output")
+    check_outputs([], [output])
+    if os.path.exists(output) and not overwrite:
+        raise OutputExistsError(f"{output} exists; choose another name or give --overwrite")
     try:
         page = render_page(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from error
+    with disk_faults(output):
+        os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
     write_durably(output, page.encode("utf-8"))
     return output
 

@@ -15,7 +15,7 @@ from mmdata.clean.catalog import CATALOG
 from mmdata.clean.cli import clean_command, recipe_group
 from mmdata.clean.files import write_back
 from mmdata.document import Document, Part
-from mmdata.errors import InputRejectedError, OutputError, OutputExistsError
+from mmdata.errors import InputRejectedError, OutputExistsError, UsageError
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 RECORDS = [
@@ -67,7 +67,7 @@ def test_a_dry_run_writes_nothing_and_an_existing_output_is_kept(source: Path, t
 
 
 def test_wrong_output_names_and_bad_records_are_errors(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"OUT\.jsonl"):
+    with pytest.raises(UsageError, match=r"must end in \.jsonl"):
         mmdata.clean.clean([source], tmp_path / "out.txt")
     with pytest.raises(InputRejectedError, match=r"in\.jsonl:6"):
         mmdata.clean.clean([source], tmp_path / "out.jsonl", on_error="fail")

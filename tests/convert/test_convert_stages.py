@@ -14,7 +14,7 @@ from test_convert import digests
 
 import mmdata
 from mmdata.dedup.in_memory import find_duplicates
-from mmdata.errors import DedupIndexMismatchError, UsageError
+from mmdata.errors import DedupIndexMismatchError, InputError, UsageError
 from mmdata.inspection import view_document
 
 WORDS = (Path(__file__).read_text(encoding="utf-8") + "甲乙丙丁戊己庚辛壬癸子丑寅卯辰巳午未申酉戌亥").split()
@@ -139,6 +139,37 @@ def test_an_index_wins_over_a_new_batch_and_is_filled_once(
     assert all("first.jsonl:" in drop["kept"] for drop in dropped(tmp_path / "b"))
     with pytest.raises(DedupIndexMismatchError):
         mmdata.convert(second, tmp_path / "c", tokenizer_folder, **options, dedup_threshold=0.5)
+
+
+@pytest.mark.parametrize("split", [None, "8,1,1"])
+def test_a_batch_that_the_index_holds_already_gives_empty_shards_and_says_so(
+    copies: Path, tokenizer_folder: Path, tmp_path: Path, split: str | None
+) -> None:
+    options: dict[str, Any] = {"recipe": "none", "dedup_index": str(tmp_path / "index"), "format": "text"}
+    first = mmdata.convert(copies, tmp_path / "a", tokenizer_folder, **options)
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(copies.read_bytes() + b"no JSON\n\n")
+    told: list[str] = []
+    report = mmdata.convert(again, tmp_path / "b", tokenizer_folder, split=split, notice=told.append, **options)
+    records = report.data["records"]
+    assert records["read"] == 151 and records["kept"] == 0 and records["rejected"] == {"bad-json": 1}
+    assert sum(records["dropped"].values()) == 150 and first.data["records"]["kept"] > 0
+    assert "nothing new: the index holds all 150 documents that were compared; shards are empty" in told
+    ends = [""] if split is None else ["_train", "_valid", "_test"]
+    for end in ends:
+        shard = mmdata.IndexedDataset(tmp_path / f"b{end}_text_document")
+        assert len(shard) == 0 and shard.manifest is not None and shard.manifest.documents == 0
+        assert mmdata.verify_shard(tmp_path / f"b{end}_text_document", deep=True).ok
+    joined = mmdata.merge_shards([tmp_path / "a_text_document", tmp_path / f"b{ends[0]}_text_document"], tmp_path / "j")
+    assert joined.documents == first.data["documents"]["written"]
+
+
+def test_a_batch_without_documents_is_an_error_even_with_an_index(tokenizer_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('no JSON\n{"text": ""}\n', encoding="utf-8")
+    with pytest.raises(InputError, match="no documents left: 2 records read"):
+        mmdata.convert(
+            tmp_path / "in.jsonl", tmp_path / "a", tokenizer_folder, recipe="none", dedup_index=str(tmp_path / "index")
+        )
 
 
 def test_an_index_without_deduplication_is_refused(copies: Path, tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_nothing_is_left_behind_after_a_failure(tmp_path: Path, corpus: list[Pat
 
 def test_places_that_cannot_be_written_are_named_before_any_work(corpus: list[Path], tmp_path: Path) -> None:
     taken = corpus[0]
-    with pytest.raises(OutputError, match=r"a\.jsonl: a file stands where"):
+    with pytest.raises(OutputError, match=r"a\.jsonl is no folder, but .* needs one there"):
         mmdata.dedup(corpus, taken / "o.jsonl")
     with pytest.raises(DedupIndexError, match=r"a\.jsonl: a file, where the index needs a folder"):
         mmdata.dedup(corpus, tmp_path / "o.jsonl", index=taken / "index")

@@ -148,6 +148,22 @@ def test_differing_options_stand_side_by_side(tmp_path: Path) -> None:
     assert merged.counts == {"drop": {"short": 2}, "read": 2}
 
 
+def test_plain_text_joins_conversations_of_one_template_and_two_templates_are_refused(tmp_path: Path) -> None:
+    parts = [full_shard(tmp_path / name, [[11]]) for name in "abcd"]
+    for part, template in zip(parts, (None, "{{ qwen }}", "{{ qwen }}", "{{ llama }}"), strict=True):
+        manifest = read_manifest(str(part))
+        assert manifest is not None
+        options = {**manifest.options, "chat_template": template and template.strip("{} ")}
+        write_manifest(str(part), replace(manifest, chat_template=template, options=options))
+    merged = merge_shards(parts[:3], tmp_path / "all").manifest
+    assert merged is not None and merged.chat_template == "{{ qwen }}"
+    with pytest.raises(errors.ManifestMismatchError) as caught:
+        merge_shards(parts, tmp_path / "both")
+    said = str(caught.value)
+    assert str(parts[3]) in said and f"(--chat-template llama) than those of {parts[1]} (--chat-template qwen)" in said
+    assert not any(path.name.startswith("both") for path in tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("change", [{"tokenizer_fingerprint": "0" * 32}, {"vocab_size": 999}, {"eod_id": 8}])
 def test_parts_of_different_tokenizers_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
     parts = [full_shard(tmp_path / name, [[11]]) for name in "ab"]

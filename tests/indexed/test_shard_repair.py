@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from small_shards import EOD, change_manifest, file, full_shard, patch, plain_sh
 
 from mmdata import errors
 from mmdata.indexed import IndexedDataset, adopt_shard, check_before_training, read_manifest, repair_shard, verify_shard
+from mmdata.inspection_text import verify_all
 
 
 @dataclass
@@ -145,3 +147,21 @@ def test_an_index_that_eods_do_not_give_back_is_not_replaced(tmp_path: Path) -> 
     with pytest.raises(errors.RepairError, match="several sequences"):
         repair_shard(prefix)
     assert not [path for path in tmp_path.iterdir() if "partial" in path.name or path.name == "x.idx"]
+
+
+@pytest.mark.parametrize("lost", [".bin", ".idx", ".json"])
+def test_a_shard_beyond_repair_is_a_finding_and_the_next_is_still_looked_at(tmp_path: Path, lost: str) -> None:
+    """So `verify --repair --json` prints its one result whatever it meets."""
+    broken, sound = plain_shard(tmp_path / "a", [[1, EOD]]), full_shard(tmp_path / "b", [[11]])
+    if lost == ".json":
+        adopt_shard(broken, StubTokenizer())
+        file(broken, ".json").write_bytes(b"no manifest")
+    else:
+        file(broken, lost).unlink()
+    prefixes = [str(broken), str(sound)]
+    data, lines, ok = verify_all(prefixes, deep=False, repair=True, tokenizer=None, multimodal=False)
+    first, second = data["shards"]
+    assert not ok and not first["ok"] and second["ok"] and second["repaired"] == []
+    wanted = "ManifestError" if lost == ".json" else "RepairError"
+    assert first["findings"][0]["error"] == wanted and first["findings"][0]["message"] in lines
+    assert json.loads(json.dumps(data)) == data
