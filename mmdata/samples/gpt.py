@@ -133,12 +133,13 @@ class GPTSamples(Reopened):
         Rows are `at`, or 0 .. n - 1. An index of -1 has no pieces. Raises SampleRangeError.
         """
         indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and not -1 <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise SampleRangeError(f"samples {int(indices.min())} to {int(indices.max())} of {len(self):,}")
         rows = np.arange(len(indices)) if at is None else at
-        index = (self.shuffle_index, self.sample_index)
-        parts = np.empty((6, part_kernels.count_gpt(indices, *index)), dtype=np.int64)
-        arrays = (*index, self.document_index, self.group.lengths)
+        index = (self.shuffle_index, self.sample_index, self.document_index)
+        bound = part_kernels.count_gpt(indices, *index)
+        if bound < 0:
+            raise SampleRangeError(f"samples {int(indices.min())} to {int(indices.max())} of {len(self):,}")
+        parts = np.empty((6, bound), dtype=np.int64)
+        arrays = (*index, self.group.lengths)
         used = part_kernels.gpt_parts(indices, rows, *arrays, self._cut.extra, parts)
         return parts[:, :used]
 

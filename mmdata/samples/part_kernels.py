@@ -10,20 +10,37 @@ from typing import Any
 
 import numpy as np
 
-from mmdata.kernels import kernel
+from mmdata.kernels import inlined, kernel
+from mmdata.samples.memory import address_of, hint, hint_run
 
-INTACT = -1
+_ROWS_AHEAD = 2  # how many rows before its turn the lengths that a row is cut by are asked for
 
 
 @kernel
-def count_gpt(indices: Any, order: Any, samples: Any) -> int:
-    """An upper bound on the pieces of these samples."""
+def count_gpt(indices: Any, order: Any, samples: Any, documents: Any) -> int:
+    """An upper bound on the pieces of these samples, -1 when an index is beyond the samples or below -1.
+
+    Asks the processor for their part of the document index.
+    """
     total = 0
     for i in range(len(indices)):
+        if indices[i] >= len(order) or indices[i] < -1:
+            return -1
         if indices[i] >= 0:
             sample = np.int64(order[indices[i]])
-            total += samples[sample + 1, 0] - samples[sample, 0] + 1
+            first, count = np.int64(samples[sample, 0]), samples[sample + 1, 0] - samples[sample, 0] + 1
+            hint_run(address_of(documents) + first * documents.itemsize, count * documents.itemsize)
+            total += count
     return total
+
+
+@inlined
+def _ask_for_lengths(index: int, order: Any, samples: Any, documents: Any, lengths: Any) -> None:
+    """Hints for the lengths that sample `index` is cut by; none for -1."""
+    if index >= 0:
+        sample = np.int64(order[index])
+        for place in range(samples[sample, 0], samples[sample + 1, 0] + 1):
+            hint(address_of(lengths) + (np.int64(documents[place]) << 2))
 
 
 @kernel
@@ -33,6 +50,8 @@ def gpt_parts(
     """Write the pieces of these samples into `parts`, int64 [6, bound]; returns how many there are."""
     used = 0
     for i in range(len(indices)):
+        if i + _ROWS_AHEAD < len(indices):
+            _ask_for_lengths(indices[i + _ROWS_AHEAD], order, samples, documents, lengths)
         if indices[i] < 0:
             continue
         sample = np.int64(order[indices[i]])
@@ -95,37 +114,6 @@ def packed_parts(
 
 
 @kernel
-def copy_parts(
-    parts: Any, first: int, stop: int, tokens: Any, pointers: Any, lengths: Any, size: int, shift: int, out: Any
-) -> int:
-    """Copy the pieces of sequences [first, stop) from one shard; returns INTACT or the number of a piece that lies.
-
-    tokens, pointers, lengths: of that shard. size: bytes of its `.bin`. shift: log2 of its item size. A piece lies when
-    the pointer behind its sequence is not where its length leads, or when it reaches beyond its sequence.
-    """
-    count = len(pointers)
-    for p in range(parts.shape[1]):
-        if parts[2, p] < first or parts[2, p] >= stop:
-            continue
-        sequence = parts[2, p] - first
-        begin = np.int64(pointers[sequence])
-        after = np.int64(pointers[sequence + 1]) if sequence + 1 < count else np.int64(size)
-        length = np.int64(lengths[sequence])
-        offset, taken = parts[3, p], parts[4, p]
-        start = begin >> shift
-        if begin < 0 or after > size or start << shift != begin or begin + (length << shift) != after:
-            return p
-        if offset < 0 or length < 0 or offset + taken > length:
-            return p
-        row, column = parts[0, p], parts[1, p]
-        source = tokens[start + offset : start + offset + taken]
-        target = out[row, column : column + taken]
-        for k in range(len(target)):
-            target[k] = source[k]
-    return INTACT
-
-
-@kernel
 def mark_rows(
     parts: Any, at: Any, reset: bool, isolate: bool, mask_first: bool, positions: Any, documents: Any, counted: Any
 ) -> None:
@@ -174,34 +162,3 @@ def clear_counted(at: Any, counted: Any) -> None:
     for i in range(len(at)):
         for q in range(counted.shape[1]):
             counted[at[i], q] = False
-
-
-@kernel
-def mark_spans(
-    parts: Any, first: int, stop: int, spans: Any, pointers: Any, sizes: Any, lengths: Any, counted: Any
-) -> int:
-    """Count the targets within the loss spans of sequences [first, stop); returns INTACT or a piece whose spans lie.
-
-    spans: int32, flat half-open pairs; pointers: byte offset of each sequence's; sizes: how many numbers it has.
-    """
-    width = counted.shape[1]
-    for p in range(parts.shape[1]):
-        if parts[2, p] < first or parts[2, p] >= stop:
-            continue
-        sequence = parts[2, p] - first
-        base, size = np.int64(pointers[sequence]) >> 2, np.int64(sizes[sequence])
-        if size % 2 or base < 0 or base + size > len(spans):
-            return p
-        row, offset, taken = parts[0, p], parts[3, p], parts[4, p]
-        shift = parts[1, p] - offset - 1
-        lowest = np.int64(1)
-        for k in range(base, base + size, 2):
-            begin, end = np.int64(spans[k]), np.int64(spans[k + 1])
-            if begin < lowest or end <= begin or end > lengths[sequence]:
-                return p
-            lowest = end
-            for token in range(max(begin, offset), min(end, offset + taken)):
-                q = token + shift
-                if 0 <= q < width:
-                    counted[row, q] = True
-    return INTACT

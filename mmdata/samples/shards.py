@@ -18,7 +18,7 @@ from mmdata.errors import CorruptSampleError, SampleOptionError, ShardChangedErr
 from mmdata.indexed.manifest import Manifest
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.sidecars import Origin
-from mmdata.samples import part_kernels
+from mmdata.samples import copy_kernels
 from mmdata.samples.cache import content_hash
 
 Parts = NDArray[np.int64]
@@ -36,6 +36,23 @@ class Piece(NamedTuple):
     origin: Origin | None
 
 
+class _Held(NamedTuple):
+    """Flat tokens and the dataset that they are of."""
+
+    tokens: NDArray[Any]
+    shard: IndexedDataset
+
+
+def _addresses(held: Sequence[_Held | None]) -> NDArray[np.int64]:
+    """The table of copy_kernels, int64 [shards, 4]; a row of zeros for None."""
+    table = np.zeros((len(held), 4), np.int64)
+    for row, one in zip(table, held, strict=True):
+        if one is not None:
+            pointers = one.shard.sequence_pointers
+            row[:] = one.tokens.ctypes.data, pointers.ctypes.data, len(pointers), one.tokens.nbytes
+    return table
+
+
 class ShardGroup:
     """Shards in a fixed order; their sequences and documents are numbered through."""
 
@@ -46,6 +63,8 @@ class ShardGroup:
             raise SampleOptionError("no shard was given")
         self.shards = [s if isinstance(s, IndexedDataset) else IndexedDataset(s) for s in given]
         check_alike(self.shards)
+        self._kind = np.empty(0, self.dtype)
+        self._has_remote = any(shard.is_remote for shard in self.shards)
         self.firsts = np.concatenate(([0], np.cumsum([len(shard) for shard in self.shards]))).astype(np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -118,44 +137,48 @@ class ShardGroup:
             state.update(f"{shard.dtype.str} {digest} {_tokens_hash(shard, digest)}\n".encode())
         return str(state.hexdigest())
 
+    @cached_property
+    def _table(self) -> NDArray[np.int64]:
+        """Where the shards lie in memory, as copy_kernels takes it; they stay there as long as the group."""
+        return _addresses([None if shard.is_remote else _Held(shard.tokens, shard) for shard in self.shards])
+
+    @cached_property
+    def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int32], list[_Held]]:
+        """The same of the loss spans, how many numbers each sequence has there, and what must be kept alive."""
+        held = []
+        for shard in self.shards:
+            spans = shard.sidecar("loss_spans")
+            assert spans is not None, "asked for spans of a shard that has none"
+            flat = np.concatenate([np.empty(0, np.int32), *spans[:]]) if spans.is_remote else spans.tokens
+            held.append(_Held(flat, spans))
+        counts = [each.shard.sequence_lengths for each in held]
+        return _addresses(held), counts[0] if len(counts) == 1 else np.concatenate(counts), held
+
     def copy(self, parts: Parts, out: NDArray[Any]) -> None:
         """Copy the pieces into `out`, integers [rows, columns]. Raises CorruptSampleError."""
-        for number in self._touched(parts):
-            shard, first, stop = self.shards[number], self.firsts[number], self.firsts[number + 1]
-            if shard.is_remote:
-                self._copy_remote(parts, number, out)
-                continue
-            tokens = shard.tokens
-            arrays = (tokens, shard.sequence_pointers, shard.sequence_lengths, tokens.nbytes)
-            bad = part_kernels.copy_parts(parts, first, stop, *arrays, tokens.itemsize.bit_length() - 1, out)
-            if bad != part_kernels.INTACT:
-                raise self._corrupt(parts, int(bad))
+        bad = copy_kernels.copy_parts(parts, self.firsts, self._table, self.lengths, self._kind, out)
+        if bad != copy_kernels.INTACT:
+            raise self._corrupt(parts, int(bad))
+        if self._has_remote:
+            self._copy_remote(parts, out)
 
-    def _copy_remote(self, parts: Parts, number: int, out: NDArray[Any]) -> None:
-        shard, first, stop = self.shards[number], self.firsts[number], self.firsts[number + 1]
-        for p in np.flatnonzero((parts[2] >= first) & (parts[2] < stop)).tolist():
+    def _copy_remote(self, parts: Parts, out: NDArray[Any]) -> None:
+        for p, place in enumerate(self.shard_of(parts[2]).tolist()):
+            if not self.shards[place].is_remote:
+                continue
             row, column, sequence, offset, length, _ = parts[:, p].tolist()
             try:
-                out[row, column : column + length] = shard.get(int(sequence - first), offset, length)
+                tokens = self.shards[place].get(int(sequence - self.firsts[place]), offset, length)
             except ShardError as error:
                 raise self._corrupt(parts, p) from error
+            out[row, column : column + length] = tokens
 
     def mark_spans(self, parts: Parts, counted: NDArray[np.bool_]) -> None:
         """Count the targets inside the loss spans of the pieces. Raises CorruptSampleError."""
-        for number in self._touched(parts):
-            shard, first, stop = self.shards[number], self.firsts[number], self.firsts[number + 1]
-            spans = shard.sidecar("loss_spans")
-            assert spans is not None, "asked for spans of a shard that has none"
-            flat = spans[:] if spans.is_remote else spans.tokens
-            arrays = (flat, spans.sequence_pointers, spans.sequence_lengths, shard.sequence_lengths)
-            bad = part_kernels.mark_spans(parts, first, stop, *arrays, counted)
-            if bad != part_kernels.INTACT:
-                raise self._corrupt(parts, int(bad))
-
-    def _touched(self, parts: Parts) -> list[int]:
-        if len(self.shards) == 1:
-            return [0] if parts.shape[1] else []
-        return [int(number) for number in np.unique(self.shard_of(parts[2]))]
+        table, counts, _ = self._spans
+        bad = copy_kernels.mark_spans(parts, self.firsts, table, counts, self.lengths, counted)
+        if bad != copy_kernels.INTACT:
+            raise self._corrupt(parts, int(bad))
 
     def shard_of(self, sequences: Any) -> Any:
         """The shard each sequence stands in."""
