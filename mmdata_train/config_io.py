@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 import yaml
 
+from mmdata.strict_yaml import load_yaml
 from mmdata_train.errors import ConfigError, TrainError
 
 T = TypeVar("T")
@@ -25,11 +26,13 @@ def load_mapping(path: str | Path) -> dict[str, Any]:
     """One YAML document as a mapping. Raises ConfigError naming file and line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; give the path of a YAML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {error}") from None
     if not isinstance(value, dict):
@@ -52,7 +55,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
                 raise ConfigError(f"--set {key}: {name} holds {child!r}, which has no keys below it")
             place = child
         try:
-            place[last] = yaml.safe_load(text)
+            place[last] = load_yaml(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {key}: {text!r} is not YAML: {error}") from None
     return result

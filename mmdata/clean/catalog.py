@@ -10,6 +10,7 @@ from typing import Any
 
 from mmdata.clean.chinese import CONVERSIONS
 from mmdata.clean.language import LANGUAGES
+from mmdata.clean.pii import NAMES
 from mmdata.clean.rules import C4, FINEWEB, GOPHER, RULES
 
 OURS = "ours"
@@ -132,7 +133,7 @@ OTHERS = (
     }, "sets the document's language; with keep, drops the others; model: a fastText file", "CCNet, arXiv 1911.00359"),
     StepKind("pii", "pii", {
         "action": Parameter("default", "str", choices=("default", "off", "count", "replace", "hash")),
-        "kinds": Parameter(None, "list"), "key": Parameter("", "str"),
+        "kinds": Parameter(None, "list", choices=NAMES), "key": Parameter("", "str"),
     }, "personal data: default replaces identity, mobile and card numbers, e-mail and URL credentials, counts the rest",
         "GB 11643-1999, GB 32100-2015, ISO/IEC 7812-1"),
 )  # fmt: skip

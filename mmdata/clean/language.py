@@ -7,6 +7,7 @@ fastText model by path (`FastTextModel`) replaces the guess where more languages
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,20 @@ class FastTextModel:
     """
 
     def __init__(self, path: str) -> None:
-        try:
-            import fasttext
-        except ImportError as error:
-            raise MissingPackageError(
-                f"the language model {path} needs the fasttext module: pip install fasttext-predict"
-            ) from error
+        self.check(path)
+        import fasttext
+
+        self._model: Any = fasttext.load_model(path)
+
+    @staticmethod
+    def check(path: str) -> None:
+        """Raise what stands in the way of loading the model, without loading it."""
         if not Path(path).is_file():
             raise RecipeError(f"language: no model file at {path}")
-        self._model: Any = fasttext.load_model(path)
+        if find_spec("fasttext") is None:
+            raise MissingPackageError(
+                f"the language model {path} needs the fasttext module: pip install fasttext-predict"
+            )
 
     def predict(self, text: str) -> tuple[str, float]:
         """Language code without fastText's `__label__` and its score; fastText reads one line."""

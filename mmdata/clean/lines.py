@@ -104,13 +104,17 @@ def boilerplate_patterns(lists: tuple[str, ...]) -> tuple[tuple[str, re.Pattern[
 
     lists: `zh`, `en`, or paths of UTF-8 files. A list line is `BEGINNING` or `BEGINNING<tab>EXPRESSION`: a line of
     text goes when it begins with BEGINNING (case aside) and the rest matches EXPRESSION whole; without one, the rest
-    must be empty. Raises BoilerplateListError for a bad expression or a beginning of fewer than three bytes.
+    must be empty. Raises BoilerplateListError for a file that cannot be read, a bad expression or a beginning of fewer
+    than three bytes.
     """
     found = []
     for name in lists:
         builtin = name in ("zh", "en")
         source = files("mmdata.clean").joinpath(f"data/boilerplate_{name}.txt") if builtin else None
-        text = (source or Path(name)).read_text(encoding="utf-8")
+        try:
+            text = (source or Path(name)).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BoilerplateListError(f"boilerplate: cannot read {name!r} ({error}); built in are zh, en") from error
         for number, line in enumerate(text.split("\n"), start=1):
             if not line.strip() or line.startswith("#"):
                 continue

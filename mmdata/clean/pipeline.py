@@ -26,6 +26,7 @@ from mmdata.clean import tables as t
 from mmdata.clean.lines import line_starts
 from mmdata.clean.measure import EXACT, NO_STARTS, measure
 from mmdata.clean.pii import KINDS, PiiOptions
+from mmdata.clean.ready import check_ready
 from mmdata.clean.recipe import Recipe, Step, load_recipe
 from mmdata.clean.steps import Batch, Verdicts, pii_options, run_step
 from mmdata.document import Document, Drop
@@ -89,6 +90,7 @@ class Cleaner:
         self.recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
         if pii is not None:
             self.recipe = with_pii(self.recipe, pii)
+        check_ready(self.recipe)
         self.show = show
 
     @property

@@ -8,7 +8,8 @@
       - my_package.rules:no_adverts        # a function str -> str | None; None drops the record
 
 Built in: auto, zh, en, none, gopher, c4, fineweb, fineweb2-zh. The fingerprint is a hash of the resolved steps, every
-default written out, so two recipes with one fingerprint do the same.
+default written out, so two recipes with one fingerprint do the same. Repeated keys and limits that nothing can pass
+are errors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ from typing import Any
 import yaml
 
 from mmdata.clean.catalog import CATALOG, Parameter, StepKind
+from mmdata.clean.language import LANGUAGES
 from mmdata.errors import RecipeError, StepParameterError, UnknownStepError
+from mmdata.strict_yaml import load_yaml
 
 BUILTIN = ("auto", "zh", "en", "none", "gopher", "c4", "fineweb", "fineweb2-zh")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -96,7 +100,7 @@ def load_recipe(source: str) -> Recipe:
 def parse_recipe(text: str, source: str = "recipe") -> Recipe:
     """Check a recipe's YAML text; `source` names it in errors."""
     try:
-        data = yaml.safe_load(text)
+        data = load_yaml(text)
     except yaml.YAMLError as error:
         raise RecipeError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
@@ -107,8 +111,9 @@ def parse_recipe(text: str, source: str = "recipe") -> Recipe:
     steps = data.get("steps")
     if not isinstance(steps, list):
         raise RecipeError(f"{source}: steps must be a list of steps, not {type(steps).__name__}")
-    return Recipe(str(data.get("name", source)), tuple(_parse_step(entry, f"{source}: step {i}") for i, entry in
-                                                      enumerate(steps, start=1)))  # fmt: skip
+    parsed = tuple(_parse_step(entry, f"{source}: step {number}") for number, entry in enumerate(steps, start=1))
+    _refuse_contradictions(parsed, source)
+    return Recipe(str(data.get("name", source)), parsed)
 
 
 def _parse_step(entry: Any, where: str) -> Step:
@@ -135,7 +140,33 @@ def _parse_step(entry: Any, where: str) -> Step:
     values = {key: _check(f"{where}: {name}.{key}", p, given.get(key, p.default)) for key, p in kind.parameters.items()}
     if kind.kind == "rule" and values["min"] is None and values["max"] is None:
         raise StepParameterError(f"{where}: {name} needs min, max or both")
+    for key in (key for key in values if key.startswith("min")):
+        least, most = values[key], values.get("max" + key[3:])
+        if least is not None and most is not None and least > most:
+            raise StepParameterError(f"{where}: {name}.{key} {least:g} is above max{key[3:]} {most:g}: nothing passes")
+    if name == "language" and values["keep"] is not None and not values["model"]:
+        _check_choices(f"{where}: language.keep", values["keep"], LANGUAGES)
     return Step(name, values)
+
+
+def _refuse_contradictions(steps: tuple[Step, ...], source: str) -> None:
+    """Raise StepParameterError where two steps of one rule, about the same documents, let none of them pass."""
+    bounds: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    for number, step in enumerate(steps, start=1):
+        p = step.parameters
+        if step.kind != "rule" or p["action"] != "drop":
+            continue
+        same = json.dumps([step.name, *(p[key] for key in ("languages", "min_words", "chat"))])
+        for side in ("min", "max"):
+            if p[side] is not None:
+                bounds.setdefault(same, {"min": [], "max": []})[side].append((p[side], number))
+    for same, both in bounds.items():
+        if both["min"] and both["max"] and max(both["min"])[0] > min(both["max"])[0]:
+            (least, first), (most, second) = max(both["min"]), min(both["max"])
+            raise StepParameterError(
+                f"{source}: {json.loads(same)[0]}: min {least:g} of step {first} contradicts max {most:g} of step "
+                f"{second}: nothing passes both"
+            )
 
 
 def _check(where: str, parameter: Parameter, value: Any) -> Any:
@@ -148,6 +179,10 @@ def _check(where: str, parameter: Parameter, value: Any) -> Any:
         raise StepParameterError(f"{where} must be {parameter.kind}, not {value!r}")
     if parameter.kind == "float":
         value = float(value)
+        if not math.isfinite(value):
+            raise StepParameterError(f"{where} must be a finite number, not {value!r}; leave it out for no limit")
+    if parameter.kind in ("list", "pairs") and not value:
+        raise StepParameterError(f"{where} must not be empty; leave it out for {_spoken(parameter.default)}")
     if parameter.low is not None and value < parameter.low:
         raise StepParameterError(f"{where} must be at least {parameter.low:g}, not {value!r}")
     if parameter.high is not None and value > parameter.high:
@@ -156,11 +191,20 @@ def _check(where: str, parameter: Parameter, value: Any) -> Any:
         value = [str(item) for item in value]
     if parameter.kind == "pairs":
         return _check_pairs(where, value)
-    for item in value if isinstance(value, list) else [value]:
-        if parameter.choices and item not in parameter.choices:
-            listed = ", ".join(parameter.choices)
-            raise StepParameterError(f"{where}: no {item!r}{nearest(str(item), parameter.choices)} Choices: {listed}")
+    if parameter.choices:
+        _check_choices(where, value if isinstance(value, list) else [value], parameter.choices)
     return value
+
+
+def _check_choices(where: str, items: list[Any], choices: tuple[str, ...]) -> None:
+    for item in items:
+        if item not in choices:
+            listed = ", ".join(choices)
+            raise StepParameterError(f"{where}: no {item!r}{nearest(str(item), choices)} Choices: {listed}")
+
+
+def _spoken(default: Any) -> str:
+    return "all" if default is None else f"the default, {default}"
 
 
 def _check_pairs(where: str, value: list[Any]) -> list[list[float]]:
@@ -183,8 +227,14 @@ def show_recipe(source: str) -> str:
 
 
 def check_recipe(source: str) -> dict[str, Any]:
-    """Load a recipe and say what it holds: name, fingerprint, number of steps of each kind. Raises RecipeError."""
+    """Load a recipe, and what its steps need from outside, and say what it holds: name, fingerprint, steps by kind.
+
+    Raises RecipeError and its kin, MissingPackageError.
+    """
+    from mmdata.clean.ready import check_ready
+
     recipe = load_recipe(source)
+    check_ready(recipe)
     kinds: dict[str, int] = {}
     for step in recipe.steps:
         kinds[step.kind] = kinds.get(step.kind, 0) + 1

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,10 @@ from mmdata.clean import tables as t
 from mmdata.clean.chinese import convert_chinese
 from mmdata.clean.measure import EXACT, measure
 from mmdata.clean.pii import ACTIONS, DEFAULT_ACTIONS, NAMES, PiiOptions, mask_pii
+from mmdata.clean.ready import load_function
 from mmdata.clean.recipe import Step, nearest
 from mmdata.document import Document
-from mmdata.errors import StepParameterError, UnknownStepError
+from mmdata.errors import StepParameterError
 
 Matrix = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -289,24 +289,18 @@ def _pii(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], re
         changed[step.name] += batch.replace(i, texts, step.name, removed)
 
 
-@lru_cache(maxsize=64)
-def _load_function(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        function: Callable[..., Any] = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnknownStepError(f"step {name}: cannot import it: {error}") from error
-    return function
-
-
 def _function(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], removed: Counter[str]) -> None:
     """A user's function of one text: a str replaces it, None drops the record."""
-    function = _load_function(step.name)
+    function = load_function(step.name)
     for i in np.flatnonzero(verdicts.alive).tolist():
         document = batch.documents[i]
         texts: list[str] = []
         for part in document.parts:
-            new = function(part.text, **step.parameters) if part.role in REPAIRED_ROLES else part.text
+            try:
+                new = function(part.text, **step.parameters) if part.role in REPAIRED_ROLES else part.text
+            except Exception as error:  # the user's code may raise anything
+                where, why = f"{document.path}:{document.line}", f"{type(error).__name__}: {error}"
+                raise StepParameterError(f"step {step.name} failed at {where}: {why}") from error
             if new is None:
                 verdicts.give(i, "drop", step.name, 1, 0)
                 break

@@ -42,8 +42,9 @@ def combine_manifests(manifests: Sequence[Manifest], numbers: InputNumbers) -> M
     """The manifest of a merged shard, all but its files and sizes.
 
     What the parts agree on stays. Otherwise: `eod_appended` and `key` become unknown, the chat template is that of the
-    parts which have one (`merge_shards` refuses two), and `recipe` is `merged` with the distinct recipes and options under `options.merged`. Counts speak of runs:
-    several parts of one run (same inputs, options and counts) count once, those of different runs are added up.
+    parts which have one (`merge_shards` refuses two), and `recipe` is `merged` with the distinct recipes and options
+    under `options.merged`. Counts speak of runs: several parts of one run (same inputs, options and counts) count once,
+    those of different runs are added up.
     numbers: fresh; its inputs become the manifest's.
     """
     first = manifests[0]

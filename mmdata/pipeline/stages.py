@@ -43,9 +43,11 @@ def recipe_of(options: ConvertOptions) -> Recipe | None:
         _refuse_unused_key(options, None)
         return None
     from mmdata.clean.pipeline import with_pii
+    from mmdata.clean.ready import check_ready
     from mmdata.clean.recipe import load_recipe
 
     recipe = load_recipe(options.recipe)
+    check_ready(recipe)
     if options.pii is not None:
         recipe = with_pii(recipe, options.pii)
     _refuse_unused_key(options, recipe)

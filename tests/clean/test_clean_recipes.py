@@ -10,7 +10,9 @@ import yaml
 from mmdata.clean.pipeline import Cleaner, with_pii
 from mmdata.clean.recipe import BUILTIN, check_recipe, load_recipe, parse_recipe, show_recipe
 from mmdata.document import Document, Part
-from mmdata.errors import RecipeError, StepParameterError, UnknownStepError
+from mmdata.errors import BoilerplateListError, RecipeError, StepParameterError, UnknownStepError
+from mmdata.pipeline.options import ConvertOptions
+from mmdata.pipeline.stages import recipe_of
 
 
 def document(*texts: str, role: str = "text") -> Document:
@@ -109,3 +111,76 @@ def test_lone_surrogates_and_empty_batches_are_no_trouble() -> None:
     assert Cleaner("auto").clean_documents([]).kept == []
     assert Cleaner("auto").clean_documents([document("好\ud800好")]).kept[0].text == "好好"
 
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("steps: [{words: {min: 9, max: 3}}]", StepParameterError, r"words\.min 9 is above max 3: nothing passes"),
+        ("steps: [{gopher_quality: {min_words: 9, max_words: 3}}]", StepParameterError, "min_words 9 is above max_wo"),
+        ("steps: [{gopher_quality: {max_mean_word_length: 2}}]", StepParameterError, "min_mean_word_length 3 is above"),
+        ("steps: [{compression_ratio: {min: 2, max: 1}}]", StepParameterError, r"compression_ratio\.min 2 is above"),
+        ("steps: [{words: {min: 9}}, nfc, {words: {max: 3}}]", StepParameterError, "9 of step 1 contradicts max 3 of"),
+        ("steps: [{words: {max: 3}}, {words: {min: 9}}]", StepParameterError, "9 of step 2 contradicts max 3 of"),
+        ("steps: [words: {min: 1}, words: {min: 9}, words: {max: 3}]", StepParameterError, "9 of step 2 contradicts"),
+        ("steps: [{words: {min: 3, min: 4}}]", RecipeError, "the key 'min' stands twice"),
+        ("steps: []\nsteps: [nfc]", RecipeError, "the key 'steps' stands twice.*line 2"),
+        ("steps: [{words: {min: 1}, words: {max: 2}}]", RecipeError, "the key 'words' stands twice"),
+        ("steps: [{words: {max: .nan}}]", StepParameterError, "must be a finite number"),
+        ("steps: [{words: {max: .inf}}]", StepParameterError, "leave it out for no limit"),
+        ("steps: [{words: {min: 1, languages: []}}]", StepParameterError, "must not be empty; leave it out for all"),
+        ("steps: [{language: {keep: []}}]", StepParameterError, "must not be empty"),
+        ("steps: [{language: {keep: [zn]}}]", StepParameterError, "did you mean 'zh'"),
+        ("steps: [{pii: {kinds: [emial]}}]", StepParameterError, "did you mean 'email'"),
+        ("name: 2024-13-45\nsteps: []", RecipeError, "not YAML: month must be in"),
+        ("[" * 5000, RecipeError, "not YAML: it is nested too deeply"),
+    ],
+)
+def test_recipes_that_contradict_themselves_are_refused(text: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        parse_recipe(text, "mine.yaml")
+
+
+def test_one_rule_may_stand_twice_for_different_documents_and_merges_may_be_overridden() -> None:
+    parse_recipe("steps: [{words: {min: 9, languages: [zh]}}, {words: {max: 3, languages: [en]}}]")
+    parse_recipe("steps: [{words: {min: 9, action: review}}, {words: {max: 3}}]")
+    parse_recipe("steps: [{words: &base {min: 9, max: 50}}, {letter_share: {<<: *base, min: 0.1, max: 0.9}}]")
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "says"),
+    [
+        ("no_such_module_of_anyone:rule", UnknownStepError, "ModuleNotFoundError: .*PYTHONPATH"),
+        ("broken_rules:rule", UnknownStepError, "ZeroDivisionError: division by zero"),
+        ("good_rules:nothing", UnknownStepError, "no attribute 'nothing'"),
+        ("good_rules:LIMIT", UnknownStepError, "LIMIT is int, not a function"),
+        ("good_rules:rule: {hard: 1}", StepParameterError, r"rule\(text, strict=False\): cannot be called .*'hard'"),
+        ("good_rules:two", StepParameterError, r"two\(text, other\): .*missing a required argument: 'other'"),
+        ("bad_words: {path: nowhere.txt}", BoilerplateListError, r"cannot read 'nowhere\.txt'"),
+        ("boilerplate: {lists: [zh, nowhere.txt]}", BoilerplateListError, r"cannot read 'nowhere\.txt'.*built in"),
+        ("language: {model: nowhere.bin}", RecipeError, r"no model file at nowhere\.bin"),
+    ],
+)
+def test_what_a_step_needs_is_looked_for_before_any_record_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: type[Exception], says: str
+) -> None:
+    (tmp_path / "good_rules.py").write_text(
+        "LIMIT = 3\ndef rule(text, strict=False):\n    return text\ndef two(text, other):\n    return text\n", "utf-8"
+    )
+    (tmp_path / "broken_rules.py").write_text("1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"steps:\n  - {step}\n", encoding="utf-8")
+    with pytest.raises(error, match=says):
+        check_recipe(str(recipe))
+    with pytest.raises(error, match=says):
+        Cleaner(str(recipe))
+    with pytest.raises(error, match=says):
+        recipe_of(ConvertOptions(recipe=str(recipe)))
+
+
+def test_a_function_that_raises_is_named_with_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising_rules.py").write_text("def rule(text):\n    return text[99]\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(StepParameterError, match=r"raising_rules:rule failed at a\.jsonl:7: IndexError"):
+        Cleaner(parse_recipe("steps: ['raising_rules:rule']")).clean_documents([document("good")])

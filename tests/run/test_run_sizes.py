@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmdata.errors import UsageError
 from mmdata.dedup.files import FileOptions
+from mmdata.errors import UsageError
 from mmdata.pipeline.conversion import RunOptions
 from mmdata.run.sizes import parse_memory, parse_size
 

@@ -10,7 +10,7 @@ import yaml
 
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig, load_config
 from mmdata_train.config_checks import check_run
-from mmdata_train.config_io import apply_overrides, build, dump_yaml
+from mmdata_train.config_io import apply_overrides, build, dump_yaml, load_mapping
 from mmdata_train.errors import ConfigError
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.schedules import SCHEDULES, rank_of_stage, split_layers, stages_of_rank
@@ -168,3 +168,12 @@ def test_stage_with_the_head_gets_fewer_layers(
     layers: int, stages: int, head: float, expected: tuple[int, ...]
 ) -> None:
     assert split_layers(layers, stages, head) == expected
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("train:\n  lr: 1e-4\n  steps: 3\n  lr: 1e-3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"(?s)the key 'lr' stands twice.*line 4"):
+        load_mapping(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_mapping(tmp_path)
