@@ -190,6 +190,11 @@ class LoadedTokenizer:
         return self._kind.config
 
     @property
+    def cut(self) -> str | None:
+        """Where a text may be cut without changing an id: `line`, `space` or None (`mmdata.tokenizers.long_texts`)."""
+        return self._kind.cut
+
+    @property
     def eod_id(self) -> int:
         """Id of the end-of-document token. Raises TokenizerEodError, listing candidates, where there is none."""
         if self.eod is None:

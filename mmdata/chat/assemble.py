@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,26 @@ from mmdata.tokenizers.base import TokenBatch
 
 @dataclass(slots=True)
 class Jobs:
-    """Sequences to be: the document of each, its program, and the values of the program's slots."""
+    """Sequences to be: the document of each, its program, the values of its slots, and the texts to encode."""
 
-    owners: list[int]
-    programs: list[Program]
-    values: list[list[Any]]
+    owners: list[int] = field(default_factory=list)
+    programs: list[Program] = field(default_factory=list)
+    values: list[Sequence[Any]] = field(default_factory=list)
+    texts: list[Sequence[str]] = field(default_factory=list)
 
-    def add(self, owner: int, program: Program, values: list[Any]) -> None:
+    def add(self, owner: int, program: Program, values: Sequence[Any], texts: Sequence[str] | None = None) -> None:
+        """One more; `texts` where they are made already."""
         self.owners.append(owner)
         self.programs.append(program)
         self.values.append(values)
+        self.texts.append(program.texts(values) if texts is None else texts)
+
+    @classmethod
+    def of(cls, owner: int, program: Program, values: Sequence[Any]) -> Jobs:
+        """A single one."""
+        jobs = cls()
+        jobs.add(owner, program, values)
+        return jobs
 
 
 @dataclass(frozen=True)
@@ -104,17 +115,10 @@ def assemble(encoder: StretchEncoder, jobs: Jobs) -> Sequences:
     """Encode a batch: one call to the tokenizer, then numpy."""
     if not jobs.owners:
         return Sequences.concatenate([])
-    texts: list[str] = []
-    keep = texts.append
-    for program, values in zip(jobs.programs, jobs.values, strict=True):
-        if program.plan is None:
-            texts += [stretch.text(values) for stretch in program.stretches]
-            continue
-        for prefix, slot, suffix in program.plan:
-            keep(prefix + values[slot] + suffix)
+    texts = list(chain.from_iterable(jobs.texts))
     table = _Table(jobs.programs)
     later, _ = table.gather("later")
-    batch = encoder.encode(texts, later)
+    batch = encoder.encode(texts, later, list(chain.from_iterable([program.seams for program in jobs.programs])))
     lengths, items = table.gather("item_lengths")
     is_open = lengths < 0
     lengths[is_open] = batch.lengths

@@ -7,12 +7,13 @@ string. Stretches without text of the record are encoded here, once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mmdata.chat.joined import seam_before
 from mmdata.chat.segments import Data, Literal
 from mmdata.chat.spans import Atom, Position
 from mmdata.chat.stretches import StretchEncoder
@@ -40,7 +41,12 @@ class Stretch:
         prefix, suffix = "".join(map(str, self.parts[:at])), "".join(map(str, self.parts[at + 1 :]))
         return (prefix, int(self.parts[at]), suffix)
 
-    def text(self, values: list[Any]) -> str:
+    def seam(self) -> str:
+        """What `seam_before` says of every text of this stretch, or "" where that depends on the record."""
+        first = self.parts[0]
+        return "" if self.strip_left or isinstance(first, int) or not first else seam_before(first)
+
+    def text(self, values: Sequence[Any]) -> str:
         """The text for one record."""
         made = "".join([part if isinstance(part, str) else values[part] for part in self.parts])
         if self.strip_left:
@@ -63,7 +69,7 @@ class Edge:
     constant: int = -1
     prefix: tuple[int, ...] = ()
 
-    def before(self, values: list[Any], stretch: Stretch) -> str:
+    def before(self, values: Sequence[Any], stretch: Stretch) -> str:
         """The text of the stretch before this edge."""
         text = "".join([part if isinstance(part, str) else values[part] for part in self.parts])
         if stretch.strip_left:
@@ -76,9 +82,10 @@ class Program:
 
     code: how to get the slots of a record. text_code: the same from the contents alone, where takes_texts says that
     this is enough; slot i is then the content of message i, and what is made of them follows. stretches: the texts to
-    encode, in order; plan: the same as (prefix, slot, suffix) where all are so simple; later: whether text stands
-    before each. item_lengths: int64, the number of tokens of each item, -1 for a stretch. fixed: int32, the ids of all
-    fixed items. edges: start, end, start, ... of the counted ranges; edge_items, edge_tokens: the same as int64;
+    encode, in order; plan: the same as (prefix, slot, suffix) where all are so simple; seams: `Stretch.seam` of each;
+    later: whether text stands before each. item_lengths: int64, the number of tokens of each item, -1 for a stretch.
+    fixed: int32, the ids of all fixed items. edges: start, end, start, ... of the counted ranges; edge_items and
+    edge_tokens: the same as int64;
     inner_edges, inner_stretches, inner_sizes: int64, which of them lie inside a stretch, which one, and how many bytes
     into it (-1: depends on the record); prefixes, prefix_lengths: int32 and int64, the `Edge.prefix` of these.
     empty_blocks: empty thinking blocks rendered. text_parts: the string the template rendered. reusable: whether
@@ -101,6 +108,7 @@ class Program:
         self.stretches = tuple(items.stretches)
         plans = [stretch.plan() for stretch in items.stretches]
         self.plan = None if None in plans else tuple(plan for plan in plans if plan is not None)
+        self.seams = tuple(stretch.seam() for stretch in items.stretches)
         self.later = np.array([stretch.later for stretch in items.stretches], bool)
         self.item_lengths = np.array(items.lengths, np.int64)
         self.fixed = np.array(items.fixed, np.int32)
@@ -116,7 +124,23 @@ class Program:
         self.text_parts, self.empty_blocks, self.reusable = text_parts, empty_blocks, reusable
         self.replays = 0
 
-    def text(self, values: list[Any]) -> str:
+    def texts(self, values: Sequence[Any]) -> Sequence[str]:
+        """The texts to encode for one record."""
+        if self.plan is None:
+            return [stretch.text(values) for stretch in self.stretches]
+        return [prefix + values[slot] + suffix for prefix, slot, suffix in self.plan]
+
+    def text_rows(self, columns: Sequence[Sequence[Any]]) -> Iterable[Sequence[str]]:
+        """The same for many records at once, whose values are `columns`."""
+        if not self.plan:
+            return [self.texts(values) for values in zip(*columns, strict=True)]
+        made = []
+        for prefix, slot, suffix in self.plan:
+            column = columns[slot]
+            made.append([prefix + text + suffix for text in column] if suffix else [prefix + text for text in column])
+        return zip(*made, strict=True)
+
+    def text(self, values: Sequence[Any]) -> str:
         """The rendered conversation as one string."""
         return "".join([part if isinstance(part, str) else values[part] for part in self.text_parts])
 

@@ -18,9 +18,10 @@ import jinja2
 import numpy as np
 
 from mmdata.chat.assemble import Jobs, Sequences, assemble
-from mmdata.chat.conversation import SIMPLE, conversation_of
+from mmdata.chat.conversation import conversation_of
 from mmdata.chat.fit import TOO_LONG, TooLong, exchanges, truncate
-from mmdata.chat.program import Program, plain_program
+from mmdata.chat.jobs import JobMaker, drop_of
+from mmdata.chat.program import plain_program
 from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
 from mmdata.chat.templates import ChatTemplate, load_template
 from mmdata.chat.thinking import THINKING, Thinking, prepare
@@ -34,9 +35,7 @@ TrainOn = Literal["assistant", "last", "all"]
 TRAIN_ON = ("assistant", "last", "all")
 
 # Texts that are control tokens wherever they are used; [INST] and <<SYS>> are ordinary text by design in Llama 2.
-_CONTROL_LIKE = re.compile(
-    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|</?s>|<(?:bos|eos)>"
-)
+_CONTROL_LIKE = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|</?s>|<(?:bos|eos)>")
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,8 @@ class ChatRenderer:
         eod = () if options.eod_id is None else (options.eod_id,)
         tail = eod if options.force_eod else ()
         traced = TraceOptions(options.train_on, options.thinking, options.count_empty_thinking, today, tail)
-        self._plain = plain_program(eod)
         self._programs = Programs(self.template, self._encoder, traced)
+        self._maker = JobMaker(self._programs, self.template, options.thinking, plain_program(eod))
         self._foreign: dict[str, None] = {}
         if conversations:
             self._probe()
@@ -127,7 +126,7 @@ class ChatRenderer:
         counters: dict[str, int] = {}
         drops: dict[int, Drop] = {}
         kinds = {"with": 0, "empty": 0, "without": 0, "plain": 0}
-        jobs = self._jobs(documents, drops, kinds)
+        jobs = self._maker.jobs(documents, drops, kinds)
         plain = kinds.pop("plain")
         counters.update({"conversations": len(documents) - plain, "plain_documents": plain})
         counters.update({f"thinking_{kind}": count for kind, count in kinds.items()})
@@ -158,50 +157,8 @@ class ChatRenderer:
             program, values = self._programs.find(prepared, tools)
         except jinja2.TemplateError as error:
             raise ChatRecordError(f"{self.template.name}: the template refuses the conversation: {error}") from None
-        made = self._assemble(Jobs([0], [program], [values]))
+        made = self._assemble(Jobs.of(0, program, values))
         return made.tokens, made.spans.reshape(-1, 2)
-
-    def _jobs(self, documents: Sequence[Document], drops: dict[int, Drop], kinds: dict[str, int]) -> Jobs:
-        """What is to be encoded; counts documents by kind, drops those that cannot be rendered."""
-        jobs = Jobs([], [], [])
-        find, add = self._programs.find_simple, jobs.add
-        for number, document in enumerate(documents):
-            chat = document.meta.get("chat")
-            if chat is None:
-                kinds["plain"] += 1
-                add(number, self._plain, [document.text])
-                continue
-            if chat is SIMPLE or chat == SIMPLE:
-                texts = [part.text for part in document.parts]
-                found = None if "" in texts else find(tuple([part.role for part in document.parts]), texts)
-                if found is not None:
-                    kinds["empty" if found[0].empty_blocks else "without"] += 1
-                    add(number, *found)
-                    continue
-            made = self._job(document)
-            if isinstance(made, Drop):
-                drops[number] = made
-                continue
-            kinds[made[2]] += 1
-            add(number, made[0], made[1])
-        return jobs
-
-    def _job(self, document: Document) -> tuple[Program, list[Any], str] | Drop:
-        """The general way: program, values and kind of reasoning of a conversation."""
-        try:
-            messages, tools = conversation_of(document)
-            bare = [i for i, m in enumerate(messages) if not m["content"] and not m.get("tool_calls")]
-            if bare and messages[bare[0]]["role"] != "tool":
-                return _drop(document, "empty-message", bare[0])
-            messages, kind = prepare(messages, self.options.thinking, self.template)
-            program, values = self._programs.find(messages, tools)
-        except jinja2.TemplateError as error:
-            return _drop(document, "template-refused", str(error)[:200])
-        except ChatTemplateError as error:
-            return _drop(document, "template-unclear", str(error)[:200])
-        except ChatRecordError as error:
-            return _drop(document, "tool-call-broken", str(error)[:200])
-        return program, values, "empty" if kind == "without" and program.empty_blocks else kind
 
     def _assemble(self, jobs: Jobs) -> Sequences:
         made = assemble(self._encoder, jobs)
@@ -238,7 +195,7 @@ class ChatRenderer:
                 if len(pieces.lengths):
                     replaced[index] = pieces
                     continue
-            drops[number] = _drop(document, "too-long", int(made.lengths[index]), limit)
+            drops[number] = drop_of(document, "too-long", int(made.lengths[index]), limit)
         return made.replace(long, replaced)
 
     def _split(self, document: Document, number: int, limit: int, counters: dict[str, int]) -> Sequences:
@@ -273,7 +230,7 @@ class ChatRenderer:
             program, values = self._programs.find(prepared, tools)
         except (jinja2.TemplateError, ChatTemplateError):
             return None
-        return self._assemble(Jobs([number], [program], [values]))
+        return self._assemble(Jobs.of(number, program, values))
 
     def _judge(
         self, made: Sequences, documents: Sequence[Document], drops: dict[int, Drop], counters: dict[str, int]
@@ -283,12 +240,12 @@ class ChatRenderer:
         for index in np.flatnonzero(made.span_lengths == 0).tolist():
             number, length = int(made.owner[index]), int(made.lengths[index])
             if "chat" in documents[number].meta:
-                drops[number] = _drop(documents[number], "no-counted-token", length)
+                drops[number] = drop_of(documents[number], "no-counted-token", length)
                 out.append(index)
         for index in np.flatnonzero(made.lengths <= (self.options.eod_id is not None)).tolist():
             number = int(made.owner[index])
             if "chat" not in documents[number].meta:
-                drops[number] = _drop(documents[number], "empty", 0)
+                drops[number] = drop_of(documents[number], "empty", 0)
                 out.append(index)
         return made.replace(np.array(sorted(out), np.int64), {}) if out else made
 
@@ -362,7 +319,3 @@ def _day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise UsageError(f"the date {text!r} is not of the form 2026-01-31") from None
-
-
-def _drop(document: Document, reason: str, value: int | str, limit: int | None = None) -> Drop:
-    return Drop(document.path, document.input_number, document.line, document.id, "encode", reason, value, limit)

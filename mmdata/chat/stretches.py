@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.chat.joined import JoinedEncoder
 from mmdata.errors import ChatTemplateError
 from mmdata.tokenizers.base import SpecialToken, TokenBatch, Tokenizer
 
@@ -32,6 +32,7 @@ class StretchEncoder:
         self.specials: dict[str, SpecialToken] = {s.content: s for s in tokenizer.special_tokens if s.content}
         self._line_feed = tokenizer.encode_batch(["\n"]).tokens
         self._prefix_first_only = self._finds_prefix()
+        self._joined = JoinedEncoder(tokenizer)
 
     @cached_property
     def control(self) -> re.Pattern[str]:
@@ -43,10 +44,11 @@ class StretchEncoder:
         """Whether `text` holds a control token."""
         return self.control.search(text) is not None
 
-    def encode(self, texts: Sequence[str], later: Any) -> TokenBatch:
-        """Ids of each stretch; `later` (booleans) says which do not stand at the start of their document."""
+    def encode(self, texts: list[str], later: Any, seams: list[str] | None = None) -> TokenBatch:
+        """Ids of each stretch; `later` (booleans) says which do not stand at the start of their document. seams: see
+        `JoinedEncoder.encode`."""
         if not self._prefix_first_only:
-            return self.tokenizer.encode_batch(texts)
+            return self._joined.encode(texts, seams or [""] * len(texts))
         shifted = [bool(behind and text) for text, behind in zip(texts, later, strict=True)]
         batch = self.tokenizer.encode_batch(["\n" + t if shift else t for t, shift in zip(texts, shifted, strict=True)])
         cut = np.array(shifted, np.int64) * len(self._line_feed)

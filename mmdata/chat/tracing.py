@@ -7,10 +7,11 @@ template that does something unfollowed is refused instead of mis-rendered. What
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -23,7 +24,7 @@ from mmdata.chat.templates import ChatTemplate
 from mmdata.chat.thinking import BLOCK_KEY, GAP_KEY, Thinking, edit_blocks
 from mmdata.chat.traced import TracedStr, pin, segments_of
 from mmdata.chat.traced_json import TracedDict, wrap
-from mmdata.chat.tracer import Contains, Tracer, contents_first, replay, replay_texts
+from mmdata.chat.tracer import Contains, Tracer, contents_first, replay, replay_rows
 from mmdata.errors import ChatTemplateError
 
 Messages = Sequence[dict[str, Any]]
@@ -48,6 +49,15 @@ class TraceOptions:
     count_empty_thinking: bool = False
     today: date | None = None
     tail: tuple[int, ...] = ()
+
+
+class Found(NamedTuple):
+    """One program and the conversations it serves: their numbers, and for each slot of the program a column of values
+    as long as `numbers`."""
+
+    program: Program
+    numbers: list[int]
+    columns: list[Any]
 
 
 class Programs:
@@ -82,14 +92,26 @@ class Programs:
             self._keep(shape, program)
         return program, values
 
-    def find_simple(self, roles: tuple[str, ...], texts: list[str]) -> tuple[Program, list[Any]] | None:
-        """The same for messages of nothing but a role and a content, without building them; None where an answer has a
-        thinking block or no program that was checked is at hand."""
+    def knows(self, roles: tuple[str, ...]) -> bool:
+        """Whether `find_simple` has a program for messages with these roles."""
+        return roles in self._simple
+
+    def find_simple(self, roles: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Iterator[Found]:
+        """The programs of many conversations whose messages have these roles and a content and nothing else.
+
+        rows: the contents of each. Not found are those with an empty text or with a thinking block in an answer, and
+        those for which no program that was checked is at hand.
+        """
+        left = [number for number, texts in enumerate(rows) if "" not in texts]
         for program, unasked in self._simple.get(roles, ()):
-            values = replay_texts(program.text_code, texts)
-            if values is not None:
-                return None if any([_BLOCK_END in texts[i] for i in unasked]) else (program, values)
-        return None
+            if not left:
+                return
+            places, columns = replay_rows(program.text_code, [rows[number] for number in left])
+            numbers = [left[place] for place in places]
+            if numbers:
+                gone = set(numbers)
+                left = [number for number in left if number not in gone]
+                yield _without_blocks(Found(program, numbers, columns), unasked)
 
     def explain(self, messages: Messages) -> str:
         """What is wrong where the template refuses `messages`, as an ordinary run says it, with the template's line."""
@@ -226,6 +248,16 @@ class Programs:
             if start < turn.end:
                 counted.append((start, turn.end))
         return counted
+
+
+def _without_blocks(found: Found, unasked: tuple[int, ...]) -> Found:
+    """The same without the conversations that have a thinking block in one of the messages `unasked`."""
+    blocked = {at for i in unasked for at, text in enumerate(found.columns[i]) if _BLOCK_END in text}
+    if not blocked:
+        return found
+    free = [at not in blocked for at in range(len(found.numbers))]
+    columns = [list(compress(column, free)) for column in found.columns]
+    return Found(found.program, list(compress(found.numbers, free)), columns)
 
 
 def _unasked(program: Program, roles: tuple[str, ...]) -> tuple[int, ...]:
