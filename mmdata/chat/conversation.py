@@ -2,7 +2,8 @@
 
 A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slots": [...]}`. A message has `role`
 (system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`, `tool_calls` (OpenAI's
-form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the document's part k belongs.
+form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the document's part k belongs, and
+that of a tool call also what the text was.
 Where each part is a message of its own and there is nothing else, it is only `{"simple": true}`.
 """
 
@@ -73,11 +74,11 @@ class Builder:
         start = len(message.setdefault("tool_calls", []))
         message["tool_calls"].extend(calls)
         self.parts.append(Part(path, "assistant", text))
-        self.slots.append((len(self.messages) - 1, "tool_calls", start, len(calls)))
+        self.slots.append((len(self.messages) - 1, "tool_calls", start, len(calls), text))
         self.plain_slots = False
 
     def add_calls(self, index: int, calls: Any, path: str) -> None:
-        """OpenAI tool calls. The texts in the arguments become parts."""
+        """OpenAI tool calls. The arguments of each become a part: their JSON text, also where they are an object."""
         if not isinstance(calls, list):
             raise Fault("bad-tool-call", f"{path} is not a list")
         self.plain_slots = False
@@ -90,23 +91,11 @@ class Builder:
             arguments = function.get("arguments", {})
             whole = parsed_object(arguments) if isinstance(arguments, str) else None
             made.append(_call(function["name"], arguments if whole is None else whole, call.get("id")))
-            if isinstance(arguments, str):
-                self.parts.append(Part(at, "assistant", arguments))
-                self.slots.append((index, "arguments", i))
-            else:
-                self._add_leaves(arguments, at, (index, "leaf", i))
+            if arguments or isinstance(arguments, str):
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                self.parts.append(Part(at, "assistant", text))
+                self.slots.append((index, "arguments", i, text))
         self.messages[index]["tool_calls"] = made
-
-    def _add_leaves(self, value: Any, path: str, slot: Slot) -> None:
-        if isinstance(value, str):
-            self.parts.append(Part(path, "assistant", value))
-            self.slots.append(slot)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                self._add_leaves(item, f"{path}.{key}", (*slot, key))
-        elif isinstance(value, list):
-            for i, item in enumerate(value):
-                self._add_leaves(item, f"{path}[{i}]", (*slot, i))
 
     def set_tools(self, tools: Any) -> None:
         """Tool definitions, as a list or as JSON text, in OpenAI's form `{"type": "function", "function": {...}}`."""
@@ -190,7 +179,7 @@ def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any]
         key = slot[1]
         if key == "content" or key == "reasoning_content":
             gathered.setdefault((slot[0], key), []).append(part.text)
-        elif _stored(messages, slot) != part.text:
+        elif slot[-1] != part.text:
             message = changed.setdefault(slot[0], json.loads(json.dumps(messages[slot[0]])))
             _put_call(message, slot, part.text, document)
     for (index, key), texts in gathered.items():
@@ -202,28 +191,17 @@ def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any]
     return [changed.get(i, message) for i, message in enumerate(messages)], chat["tools"]
 
 
-def _stored(messages: list[dict[str, Any]], slot: Slot) -> str | None:
-    """The text a tool call slot was made from, where it is kept as such."""
-    if slot[1] != "leaf":
-        return None
-    value = messages[slot[0]]["tool_calls"][slot[2]]["function"]["arguments"]
-    for key in slot[3:]:
-        value = value[key]
-    return str(value)
-
-
 def _put_call(message: dict[str, Any], slot: Slot, text: str, document: Document) -> None:
     calls = message["tool_calls"]
-    if slot[1] == "leaf":
-        holder, keys = calls[slot[2]]["function"], ["arguments", *slot[3:]]
-        for key in keys[:-1]:
-            holder = holder[key]
-        holder[keys[-1]] = text
-    elif slot[1] == "arguments":
-        whole = parsed_object(text)
-        if whole is None and isinstance(calls[slot[2]]["function"]["arguments"], dict):
-            raise _no_longer_json(document, text)
-        calls[slot[2]]["function"]["arguments"] = text if whole is None else whole
+    if slot[1] == "arguments":
+        function = calls[slot[2]]["function"]
+        try:
+            whole = _parsed(text)
+        except ValueError:
+            if not isinstance(function["arguments"], str):
+                raise _no_longer_json(document, text) from None
+            whole = text
+        function["arguments"] = text if isinstance(function["arguments"], str) and type(whole) is not dict else whole
     else:
         made = calls_of_text(text)
         if made is None or len(made) != slot[3]:

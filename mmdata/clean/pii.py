@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -163,12 +164,13 @@ class PiiOptions:
     key: bytes = b""
 
 
-def mask_pii(text: str, options: PiiOptions, found: Counter[str], kinds: int = -1) -> str:
+def mask_pii(text: str, options: PiiOptions, found: Counter[str], kinds: int = -1, label: str = "") -> str:
     """The text with personal data treated as the options say; adds the number of valid hits of each kind to `found`.
 
     kinds: bits of the KINDS that the text may hold, as the measuring pass found them; -1 looks for all. A hash is
     `<name:xxxxxxxxxxxx>`, 48 bits of HMAC-SHA256 with the key: equal values stay equal, and without the key nobody can
-    try all telephone numbers.
+    try all telephone numbers. label: words in front of the text, such as the key it stands under. A bare number behind
+    a key (`"phone": 13812345678`) is replaced by a quoted placeholder, so that JSON in prose stays JSON.
     """
     taken: list[tuple[int, int, str]] = []
     for bit, kind in enumerate(KINDS):
@@ -179,13 +181,16 @@ def mask_pii(text: str, options: PiiOptions, found: Counter[str], kinds: int = -
             group = kind.group if kind.group >= 0 else match.lastindex or 0
             start, stop = match.span(group)
             value = match.group(group)
-            named = kind.name == "identity_number" and _IDENTITY_WORDS.search(text, max(0, start - 16), start)
+            named = kind.name == "identity_number" and _IDENTITY_WORDS.search(_before(text, start, label))
             if not kind.valid(value) and not (named and plausible_identity(value)):
                 continue
             if any(start < b and a < stop for a, b, _ in taken):
                 continue
             found[kind.name] += 1
-            taken.append((start, stop, _treated(kind, action, match.group(group), options)))
+            new = _treated(kind, action, value, options)
+            if new != value and _is_bare_value(text, start, stop):
+                new = json.dumps(new, ensure_ascii=False)
+            taken.append((start, stop, new))
     if not taken:
         return text
     pieces, position = [], 0
@@ -193,6 +198,21 @@ def mask_pii(text: str, options: PiiOptions, found: Counter[str], kinds: int = -
         pieces += [text[position:start], new]
         position = stop
     return "".join(pieces) + text[position:]
+
+
+def _before(text: str, start: int, label: str) -> str:
+    """The 16 characters before `start`, those of the label included."""
+    return text[start - 16 : start] if start >= 16 else (label + text[:start])[-16:]
+
+
+def _is_bare_value(text: str, start: int, stop: int) -> bool:
+    """Whether a JSON number stands at `start` to `stop`: behind a quoted key and a colon, before a comma or bracket."""
+    before = text[max(0, start - 16) : start].rstrip()
+    return (
+        before.endswith(":")
+        and before[:-1].rstrip().endswith('"')
+        and text[stop : stop + 16].lstrip()[:1] in (",", "}", "]")
+    )
 
 
 _LOCAL = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._%+-"  # of an e-mail address before the @

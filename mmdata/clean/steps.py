@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from mmdata.clean import columns as c
 from mmdata.clean import tables as t
 from mmdata.clean.chinese import convert_chinese
 from mmdata.clean.measure import EXACT, measure
-from mmdata.clean.pii import ACTIONS, DEFAULT_ACTIONS, NAMES, PiiOptions, mask_pii
+from mmdata.clean.pii import ACTIONS, DEFAULT_ACTIONS, NAMES, PiiOptions
 from mmdata.clean.ready import load_function
 from mmdata.clean.recipe import Step, nearest
+from mmdata.clean.structured import mask_text, may_hide, repair_text
 from mmdata.document import Document
 from mmdata.errors import StepParameterError
 
@@ -172,9 +173,10 @@ def _repair(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str],
     else:
         batch.refresh()
         numbers = np.flatnonzero(verdicts.alive & trigger(batch.rows, step.parameters)).tolist()
+    repair = partial(function, **parameters) if parameters else function
     for i in numbers:
         parts = batch.documents[i].parts
-        texts = [function(p.text, **parameters) if p.role in REPAIRED_ROLES else p.text for p in parts]
+        texts = [repair_text(p.text, repair) if p.role in REPAIRED_ROLES else p.text for p in parts]
         changed[step.name] += batch.replace(i, texts, step.name, removed)
 
 
@@ -283,9 +285,10 @@ def pii_options(parameters: dict[str, Any]) -> PiiOptions:
 def _pii(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], removed: Counter[str]) -> None:
     options = pii_options(step.parameters)
     batch.refresh()
-    for i in np.flatnonzero(verdicts.alive & (batch.rows[:, c.PII] > 0)).tolist():
+    hidden = np.array([any(may_hide(part.text) for part in document.parts) for document in batch.documents], np.bool_)
+    for i in np.flatnonzero(verdicts.alive & (hidden | (batch.rows[:, c.PII] > 0))).tolist():
         kinds = int(batch.rows[i, c.PII])
-        texts = [mask_pii(part.text, options, batch.pii, kinds) for part in batch.documents[i].parts]
+        texts = [mask_text(part.text, options, batch.pii, kinds) for part in batch.documents[i].parts]
         changed[step.name] += batch.replace(i, texts, step.name, removed)
 
 

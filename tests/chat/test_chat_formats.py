@@ -251,20 +251,33 @@ def test_cleaned_tool_calls_stay_calls_or_are_refused() -> None:
         conversation_of(broken)
 
 
-def test_cleaned_argument_leaves_go_back() -> None:
+def test_the_arguments_of_a_call_are_one_part_of_json_text_and_go_back() -> None:
     call = {"function": {"name": "w", "arguments": {"to": ["a@b.c", {"deep": "x"}], "n": 1}}}
     record = {
         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     }
     document = parsed(record)
-    assert [p.json_path for p in document.parts][-2:] == [
-        "messages[1].tool_calls[0].function.arguments.to[0]",
-        "messages[1].tool_calls[0].function.arguments.to[1].deep",
+    assert [(p.json_path, p.text) for p in document.parts][2:] == [
+        ("messages[1].tool_calls[0].function.arguments", '{"to": ["a@b.c", {"deep": "x"}], "n": 1}')
     ]
     cleaned = document.with_texts([p.text.replace("a@b.c", "<email>") for p in document.parts])
     arguments = conversation_of(cleaned)[0][1]["tool_calls"][0]["function"]["arguments"]
     assert arguments == {"to": ["<email>", {"deep": "x"}], "n": 1}
     assert record["messages"][1]["tool_calls"][0]["function"]["arguments"]["to"][0] == "a@b.c"
+    assert conversation_of(document)[0] is document.meta["chat"]["messages"]
+
+
+@pytest.mark.parametrize("arguments", [None, {}, [1, "x"], 3, "no json", ""])
+def test_odd_arguments_stay_what_they_were_and_become_parts_where_there_is_something(arguments: Any) -> None:
+    call = {"function": {"name": "w", "arguments": arguments}}
+    document = parsed(
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]}
+    )
+    texts = [part.text for part in document.parts[2:]]
+    assert texts == {str: [arguments], list: ['[1, "x"]'], int: ["3"]}.get(type(arguments), [])
+    cleaned = document.with_texts([f"{part.text} " for part in document.parts])
+    held = conversation_of(cleaned)[0][1]["tool_calls"][0]["function"]["arguments"]
+    assert held == (f"{arguments} " if isinstance(arguments, str) else arguments)
 
 
 def test_the_structure_survives_json() -> None:

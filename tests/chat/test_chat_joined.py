@@ -92,7 +92,7 @@ def test_no_texts_one_text_and_empty_texts_are_given_as_they_are(split: LoadedTo
         assert_same(joined, split, texts, [""] * len(texts))
 
 
-def test_tokenizers_whose_pattern_is_not_known_are_not_joined(folder: Path) -> None:
+def test_tokenizers_that_take_control_tokens_in_text_are_not_joined(folder: Path) -> None:
     assert JoinedEncoder(load_tokenizer(folder)).joins
     assert not JoinedEncoder(load_tokenizer(folder, allow_special=True)).joins
 
