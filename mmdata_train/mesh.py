@@ -6,13 +6,17 @@ mesh makes one process group an axis and is a collective: every rank calls it in
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from mmdata_train.config import ParallelConfig
 from mmdata_train.layout import ParallelLayout
@@ -52,6 +56,42 @@ def start_process_group(device_type: str, timeout_minutes: float) -> bool:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     return True
+
+
+@contextlib.contextmanager
+def joined_ranks(device_type: str, timeout_minutes: float) -> Iterator[None]:
+    """The ranks' default group for as long as the block runs; groups made inside end with it, whatever happened.
+
+    Where the caller has a default group already it is used and stays open. Raises RankError as start_process_group.
+    """
+    if start_process_group(device_type, timeout_minutes):
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+        return
+    with groups_ended():
+        yield
+
+
+@contextlib.contextmanager
+def groups_ended() -> Iterator[None]:
+    """End the groups that are made inside the block; the default group and former ones stay.
+
+    An open group costs: gloo keeps a thread that wakes 100 times a second, NCCL keeps device memory. Meshes and engines
+    made inside are of no more use. Every rank calls it; ranks meet at the end unless one fails.
+    """
+    world = distributed_c10d._world
+    former = set(world.pg_map)
+    try:
+        yield
+        # None leaves while another still uses a group.
+        dist.barrier()
+    finally:
+        for group in sorted(world.pg_map.keys() - former, key=lambda group: world.pg_names[group], reverse=True):
+            dist.destroy_process_group(group)
+        # It keeps the meshes of former tensors and gives them to tensors of an equal mesh made later.
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

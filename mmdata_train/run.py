@@ -31,7 +31,7 @@ from mmdata_train.explain import Watched, explained
 from mmdata_train.export.origin import origin_of_run
 from mmdata_train.loader import Place, StepLoader
 from mmdata_train.lora.start import holds_adapters
-from mmdata_train.mesh import Mesh, pick_device, start_process_group
+from mmdata_train.mesh import Mesh, joined_ranks, pick_device
 from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.parity import Curve
@@ -154,14 +154,9 @@ def finetune(config: TrainConfig) -> RunSummary:
     prepared = with_shards(config)
     reference = reference_if_needed(prepared)
     device = pick_device()
-    started = start_process_group(device.type, config.parallel.timeout_minutes)
-    try:
-        with explained(prepared) as watched:
-            mesh = _proved_mesh(prepared, device, reference)
-            return _run(prepared, found, state, mesh, as_given=dump_yaml(config), watched=watched)
-    finally:
-        if started:
-            dist.destroy_process_group()
+    with joined_ranks(device.type, config.parallel.timeout_minutes), explained(prepared) as watched:
+        mesh = _proved_mesh(prepared, device, reference)
+        return _run(prepared, found, state, mesh, as_given=dump_yaml(config), watched=watched)
 
 
 def _proved_mesh(config: TrainConfig, device: torch.device, reference: Curve | None) -> Mesh:

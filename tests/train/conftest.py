@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 
 import pytest
 
 from mmdata_train.launch import RankPool
+
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+"""Ranks fork from a server that imported torch once; benchmarks and products spawn them."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,18 +29,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def one() -> Iterator[RankPool]:
     """A single rank: the reference. A pool a file: hundreds of gloo groups left open keep waking and fill the cores."""
-    with RankPool(1, deadline_s=150) as pool:
+    with RankPool(1, deadline_s=150, method=START) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RankPool]:
-    with RankPool(2, deadline_s=150) as pool:
+    with RankPool(2, deadline_s=150, method=START) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[RankPool]:
     """Four ranks: enough for any two axes."""
-    with RankPool(4, deadline_s=150) as pool:
+    with RankPool(4, deadline_s=150, method=START) as pool:
         yield pool

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
+from rank_meshes import mesh_of
 
 from mmdata_train.checkpoint import Checkpointer
 from mmdata_train.config import ParallelConfig, TrainingConfig
 from mmdata_train.export.origin import origin_of_folder
 from mmdata_train.hf import load_weights
 from mmdata_train.hf_config import config_from_folder
-from mmdata_train.mesh import Mesh
 from mmdata_train.parallelize import build_parts
 from mmdata_train.step import Engine
 
@@ -62,7 +61,7 @@ def save_checkpoint(layout: str, folder: Path, out: Path, facts: dict[str, Any])
     """On every rank: load the folder in a layout and write its checkpoint as a run would."""
     config = config_from_folder(folder)
     parallel, training = ParallelConfig(**LAYOUTS[layout]), TrainingConfig(precision="fp32", steps=1)
-    parts = build_parts(config, parallel, training, Mesh.make(parallel, torch.device("cpu")))
+    parts = build_parts(config, parallel, training, mesh_of(parallel))
     load_weights(parts.parts, config, folder)
     engine = Engine(parts, parallel, training, 16, 10)
     origin = origin_of_folder(str(folder), str(folder), layout=layout, **facts)

@@ -11,26 +11,31 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from conftest import START  # noqa: E402
+from rank_meshes import mesh_of  # noqa: E402
+from torch.distributed.distributed_c10d import _world  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from mmdata_train.batch import Batch  # noqa: E402
 from mmdata_train.errors import RankError, StepError  # noqa: E402
 from mmdata_train.execute import SequentialExecutor, set_synchronisation  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
-from mmdata_train.mesh import Mesh  # noqa: E402
+from mmdata_train.mesh import Mesh, groups_ended  # noqa: E402
 from mmdata_train.model.init import initial_weight, initialize  # noqa: E402
 from mmdata_train.parallelize import build_parts, fsdp_modules  # noqa: E402
 from mmdata_train.parity import SEQ_LENGTH, Cell, difference, run_cell  # noqa: E402
 from mmdata_train.step import Engine  # noqa: E402
 
 
-def make_engine(cell: Cell, parallel_changes: dict[str, Any] | None = None, **training_changes: Any) -> Engine:
+def make_engine(
+    cell: Cell, parallel_changes: dict[str, Any] | None = None, mesh: Mesh | None = None, **training_changes: Any
+) -> Engine:
     model, parallel, training = cell.configs()
     if "dropout" in training_changes:
         rate = training_changes.pop("dropout")
         model = dataclasses.replace(model, dropout=rate, attention_dropout=rate)
     parallel = dataclasses.replace(parallel, **(parallel_changes or {}))
-    mesh = Mesh.make(parallel, torch.device("cpu"))
+    mesh = mesh or mesh_of(parallel)
     parts = build_parts(model, parallel, dataclasses.replace(training, **training_changes), mesh)
     initialize(parts.parts, model, 7)
     return Engine(parts, parallel, dataclasses.replace(training, **training_changes), SEQ_LENGTH, 3)
@@ -251,7 +256,27 @@ def silent_rank() -> None:
 
 def test_rank_that_does_not_answer_is_named_and_nothing_hangs() -> None:
     with (
-        RankPool(2, deadline_s=12) as two,
-        pytest.raises(RankError, match=r"ranks \[0, 1\] did not answer within 12 s"),
+        RankPool(2, deadline_s=3, method=START) as two,
+        pytest.raises(RankError, match=r"ranks \[0, 1\] did not answer within 3 s"),
     ):
         two.run(silent_rank)
+
+
+def train_twice_in_own_groups(cell: Cell) -> tuple[list[float], list[int]]:
+    """Losses of a first step on two equal meshes, each closed behind it; groups open inside and after each."""
+    losses, opened = [], []
+    for _ in range(2):
+        with groups_ended():
+            engine = make_engine(cell, mesh=Mesh.make(cell.configs()[1], torch.device("cpu")))
+            losses.append(engine.train_step(own_rows(engine, cell, 0), 0).loss)
+            opened.append(len(_world.pg_map))
+        opened.append(len(_world.pg_map))
+    return losses, opened
+
+
+@pytest.mark.parametrize("cell", [Cell(tensor=2), Cell(pipeline=2, model="qwen3-tied")], ids=["tensor", "tied"])
+def test_groups_end_with_their_block_and_an_equal_mesh_trains_alike_after_it(cell: Cell, two: RankPool) -> None:
+    for losses, opened in two.run(train_twice_in_own_groups, cell):
+        assert losses[0] == losses[1] and losses[0] > 1
+        assert opened[1] == opened[3] < opened[0] == opened[2]
+        assert opened[0] - opened[1] >= 3, "an axis of a mesh has a group of its own"

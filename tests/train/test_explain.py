@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rank_meshes import mesh_of  # noqa: E402
+
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.errors import MemoryExhaustedError, RankError  # noqa: E402
 from mmdata_train.explain import explained, memory_by_cause, remedies  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
-from mmdata_train.mesh import Mesh  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
 from mmdata_train.model.init import initialize  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
@@ -63,7 +64,7 @@ def test_other_errors_pass_unchanged() -> None:
 def measured(folder: Path) -> tuple[dict[str, int], int]:
     parallel, training = ParallelConfig(), TrainingConfig(precision="fp32", global_batch_size=4, steps=1)
     shape = Shape("llama", 2, 4)
-    parts = build_parts(shape.config(), parallel, training, Mesh.make(parallel, torch.device("cpu")))
+    parts = build_parts(shape.config(), parallel, training, mesh_of(parallel))
     initialize(parts.parts, shape.config(), 7)
     engine = Engine(parts, parallel, training, SEQ_LENGTH, 1)
     engine.train_step(shape.batch(0), 0)

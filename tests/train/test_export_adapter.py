@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore::FutureWarnin
 
 from click.testing import CliRunner  # noqa: E402
 from export_models import CHATML, LAYOUTS, SIZES, VOCAB, write_tokenizer  # noqa: E402
+from rank_meshes import mesh_of  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from mmdata_train.checkpoint import Checkpointer  # noqa: E402
@@ -35,7 +36,6 @@ from mmdata_train.lora.fill import initialize_adapters, initialize_added  # noqa
 from mmdata_train.lora.layer import adapter_parameters  # noqa: E402
 from mmdata_train.lora.settings import LoraConfig  # noqa: E402
 from mmdata_train.lora.tokens import AddedTokens  # noqa: E402
-from mmdata_train.mesh import Mesh  # noqa: E402
 from mmdata_train.model.init import weight_seed  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.slices import fill, local_slices  # noqa: E402
@@ -71,7 +71,7 @@ def save_adapter(layout: str, folder: Path, out: Path, lora: LoraConfig, facts: 
     base = config_from_folder(folder)
     config = dataclasses.replace(base, vocab_size=ADDED.vocabulary(VOCAB)) if lora.added_ids else base
     parallel, training = ParallelConfig(**LAYOUTS[layout]), TrainingConfig(precision="fp32", steps=1)
-    parts = build_parts(config, parallel, training, Mesh.make(parallel, torch.device("cpu")), lora)
+    parts = build_parts(config, parallel, training, mesh_of(parallel), lora)
     load_weights(parts.parts, base, folder)
     initialize_adapters(parts.parts, 7)
     if lora.added_ids:

@@ -12,6 +12,7 @@ tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.peer
 
 from export_models import LAYOUTS  # noqa: E402
+from rank_meshes import mesh_of  # noqa: E402
 
 from mmdata_train.batch import Batch  # noqa: E402
 from mmdata_train.checkpoint import Checkpointer  # noqa: E402
@@ -23,7 +24,6 @@ from mmdata_train.hf import load_weights  # noqa: E402
 from mmdata_train.hf_config import config_from_folder  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.loss import IGNORED  # noqa: E402
-from mmdata_train.mesh import Mesh  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.step import Engine  # noqa: E402
 
@@ -52,7 +52,7 @@ def nats(layout: str, folder: Path, out: Path, rows: list[list[int]]) -> list[fl
     """On every rank: load, cross-entropy of each row by the engine, and a checkpoint."""
     config = config_from_folder(folder, dropout=0.0, attention_dropout=0.0)
     parallel, training = ParallelConfig(**LAYOUTS[layout]), TrainingConfig(precision="fp32", steps=1)
-    parts = build_parts(config, parallel, training, Mesh.make(parallel, torch.device("cpu")))
+    parts = build_parts(config, parallel, training, mesh_of(parallel))
     load_weights(parts.parts, config, folder)
     engine = Engine(parts, parallel, training, LENGTH, 10)
     found = []

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rank_meshes import mesh_of  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from mmdata_train.config import ParallelConfig, TrainingConfig  # noqa: E402
@@ -22,7 +23,6 @@ from mmdata_train.hf_config import config_from_folder  # noqa: E402
 from mmdata_train.hf_files import WeightFiles  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.loss import to_local  # noqa: E402
-from mmdata_train.mesh import Mesh  # noqa: E402
 from mmdata_train.model.decoder import Decoder  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.slices import named_weights  # noqa: E402
@@ -230,7 +230,7 @@ def measured_load(folder: Path) -> tuple[int, int]:
     """(bytes of this rank's share, bytes by which resident memory grew at its peak)."""
     config = config_from_folder(folder)
     parallel, training = ParallelConfig(tensor=2), TrainingConfig(precision="fp32", steps=1)
-    parts = build_parts(config, parallel, training, Mesh.make(parallel, torch.device("cpu")))
+    parts = build_parts(config, parallel, training, mesh_of(parallel))
     share = sum(to_local(weight).nbytes for _, weight in named_weights(parts.parts))
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak counts from here
     before = _memory("VmRSS")

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rank_meshes import mesh_of  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from mmdata_train.batch import Batch  # noqa: E402
 from mmdata_train.checkpoint import Checkpointer, named_state  # noqa: E402
 from mmdata_train.hf import load_weights  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
-from mmdata_train.mesh import Mesh  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
 from mmdata_train.model.decoder import Decoder, canonical_name  # noqa: E402
 from mmdata_train.model.init import initialize  # noqa: E402
@@ -30,7 +30,7 @@ from mmdata_train.step import Engine  # noqa: E402
 def engine_of(cell: Cell, model: ModelConfig | None = None, **training_changes: Any) -> Engine:
     shape, parallel, training = cell.configs()
     model, training = model or shape, dataclasses.replace(training, **training_changes)
-    parts = build_parts(model, parallel, training, Mesh.make(parallel, torch.device("cpu")))
+    parts = build_parts(model, parallel, training, mesh_of(parallel))
     initialize(parts.parts, model, 7)
     return Engine(parts, parallel, training, SEQ_LENGTH, 3)
 
