@@ -5,7 +5,8 @@ own process group. A checkpoint is written under a temporary name, made durable,
 `latest`: after a crash, a full disk or a dead rank the former one is still in use. Memory: one host copy of this
 rank's weights and optimizer state while a save runs.
 
-A folder holds `step_00000010/` (torch's `.metadata` and `*.distcp`, and `state.json`) and `latest`. Weights are
+A folder holds `step_00000010/` (torch's index `.metadata`, `*.distcp` with each rank's tensors, `state.json`) and
+`latest`. Weights are
 stored under `model.NAME`, Adam's moments under `optimizer.NAME.exp_avg` and `.exp_avg_sq`, float32.
 """
 
@@ -22,12 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from mmdata.indexed.durable import sync_directory, write_durably
-from mmdata_train.checkpoint_format import SafeReader, read_index
+from mmdata_train.checkpoint_format import load_tensors, read_index
+from mmdata_train.checkpoint_storage import RawWriter
 from mmdata_train.config_io import to_mapping
 from mmdata_train.errors import CheckpointError
 from mmdata_train.lora.settings import LoraConfig
@@ -73,7 +73,7 @@ def load_base(parts: ModelParts, checkpoint: Path) -> None:
             copies.append((key, weight.detach()))
         else:
             tensors[key] = weight.detach()
-    load_distributed(dict(tensors), storage_reader=SafeReader(checkpoint))
+    load_tensors(dict(tensors), checkpoint)
     for key, second in copies:
         to_local(second).copy_(to_local(tensors[key]))
 
@@ -172,9 +172,7 @@ class Checkpointer:
         temporary = target.with_name(f"{target.name}.tmp")
         published = torch.zeros((), dtype=torch.int64)
         try:
-            save_distributed(
-                tensors, storage_writer=FileSystemWriter(temporary, sync_files=True), process_group=self.group
-            )
+            save_distributed(tensors, storage_writer=RawWriter(temporary), process_group=self.group)
             try:
                 if dist.get_rank() == 0:
                     self._publish(temporary, target, state, best)
@@ -236,7 +234,7 @@ class Checkpointer:
                 second_copies.append((name, tensor))
             else:
                 tensors[name] = tensor
-        load_distributed(dict(tensors), storage_reader=SafeReader(checkpoint), process_group=self.group)
+        load_tensors(dict(tensors), checkpoint, group=self.group)
         for name, tensor in second_copies:
             to_local(tensor).copy_(to_local(tensors[name]))
         if not weights_only:

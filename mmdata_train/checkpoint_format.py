@@ -1,20 +1,28 @@
 """Reading torch's distributed checkpoints without trusting them.
 
 The format's index is a pickle. It is read with an unpickler that knows the few classes the index is made of and
-refuses everything else, so a checkpoint made elsewhere cannot run code. Tensors themselves are read with torch's
-weights-only loader.
+refuses everything else, so a checkpoint made elsewhere cannot run code. Tensors themselves are plain bytes (see
+`checkpoint_storage`), or of torch's own writer and read with its weights-only loader.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.futures import Future
 
+from mmdata_train.checkpoint_storage import is_raw, read_raw
 from mmdata_train.errors import CheckpointError
 
 INDEX_FILE = ".metadata"
@@ -62,7 +70,7 @@ def read_index(folder: Path) -> Metadata:
 
 
 class SafeReader(FileSystemReader):
-    """torch's reader with the index read by `read_index`."""
+    """torch's reader with the index read by `read_index` and raw tensors by `read_raw`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -75,3 +83,47 @@ class SafeReader(FileSystemReader):
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Keep the index: raw tensors have their dtypes and sizes there alone."""
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self.metadata = metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the planner's tensors. Raises CheckpointError for bytes that are not those written."""
+        raw = [item for item in plan.items if is_raw(self.storage_data[item.storage_index])]
+        for item in raw:
+            part = read_raw(self.folder, self.storage_data[item.storage_index], item, self.metadata)
+            target = planner.resolve_tensor(item).detach()
+            assert target.size() == part.size(), f"{item.storage_index}: {target.size()} is not {part.size()}"
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+        others = [item for item in plan.items if not is_raw(self.storage_data[item.storage_index])]
+        return super().read_data(replace(plan, items=others), planner)
+
+
+def load_tensors(
+    tensors: dict[str, Any],
+    folder: Path,
+    *,
+    group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    reader: SafeReader | None = None,
+) -> None:
+    """Fill tensors (distributed ones too) by their names in a checkpoint, in place; a collective unless `no_dist`.
+
+    Raises CheckpointError on every rank, naming what one of them could not read.
+    """
+    try:
+        with warnings.catch_warnings():
+            if no_dist:  # what torch warns of is what is meant
+                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load_distributed(tensors, storage_reader=reader or SafeReader(folder), process_group=group, no_dist=no_dist)
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        if isinstance(cause, CheckpointError):
+            raise cause from None
+        where = "" if no_dist else f" (rank {rank})"
+        raise CheckpointError(
+            f"{folder} cannot be read{where}: {type(cause).__name__}: {cause}; use an earlier checkpoint"
+        ) from error

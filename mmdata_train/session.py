@@ -16,7 +16,7 @@ from mmdata_train.errors import ConfigError
 from mmdata_train.hf import load_weights
 from mmdata_train.hf_config import config_from_folder
 from mmdata_train.lora.settings import resolve_targets
-from mmdata_train.lora.start import AdapterStart, start_adapters
+from mmdata_train.lora.start import AdapterStart, check_start, start_adapters
 from mmdata_train.lora.tokens import AddedTokens, plan_tokens
 from mmdata_train.mesh import Mesh, pick_device, start_process_group
 from mmdata_train.model.config import ModelConfig
@@ -31,12 +31,18 @@ def model_config(config: TrainConfig) -> ModelConfig:
     """The shape of the run's model: read from its folder, or as configured; dropout is train.dropout or 0.
 
     A checkpoint's own dropout is not taken over silently: fine-tuning with it is a choice. The vocabulary has room for
-    `added_tokens`. Raises ModelError, ConfigError (also for lora_targets this model does not have).
+    `added_tokens`. Raises ModelError, ConfigError (also for lora_targets this model does not have), and
+    AdapterError for a `lora_from` that does not fit.
     """
     model, added = base_config(config), planned_tokens(config)
+    if added is not None:
+        model = dataclasses.replace(model, vocab_size=added.vocabulary(model.vocab_size))
     if config.lora is not None:
         resolve_targets(config.lora, model)
-    return model if added is None else dataclasses.replace(model, vocab_size=added.vocabulary(model.vocab_size))
+        if config.lora_from is not None:
+            lora = config.lora if added is None else dataclasses.replace(config.lora, added_ids=added.ids)
+            check_start(config.lora_from, model, lora, merge_first=config.lora_merge_first)
+    return model
 
 
 def planned_tokens(config: TrainConfig) -> AddedTokens | None:

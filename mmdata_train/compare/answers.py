@@ -58,4 +58,5 @@ def _ask(side: str, items: Sequence[Item], asking: Asking) -> list[str]:
     chat = opened.has_template if asking.chat is None else asking.chat
     entry = SetEntry(kind="answers", path="", chat=chat, max_new_tokens=asking.options["max_new_tokens"])
     prompts = [one.prompt for one in prompts_of(opened, model, entry, items, chat)]
-    return [one.text for one in complete(opened.model, prompts, GenerationOptions(**asking.options))]
+    options, names = GenerationOptions(**asking.options), [item.place for item in items]
+    return [one.text for one in complete(opened.model, prompts, options, names=names)]

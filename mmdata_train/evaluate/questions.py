@@ -115,13 +115,28 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise EvaluationError(f"{file}: not a CSV file in UTF-8: {error}") from None
 
 
+def _wanted(path: str, line: int, record: Mapping[str, Any], missing: str, remedy: str = "") -> EvaluationError:
+    """A field is missing: which are there and which are wanted."""
+    there = ", ".join(name or "(a column without a name)" for name in record)
+    return EvaluationError(
+        f"{path}:{line}: no {missing} here; there are {there}; wanted are question, A, B, ... (or `options`) and"
+        f" answer, in small or capital letters{remedy}"
+    )
+
+
 def _question(path: str, line: int, record: Mapping[str, Any], subject: str) -> Question:
-    text = record.get("question")
+    if "question" not in record:
+        raise _wanted(path, line, record, "`question`")
+    text = record["question"]
     if not isinstance(text, str) or not text.strip():
-        raise EvaluationError(f"{path}:{line}: no question; looked for a column `question`")
+        raise EvaluationError(f"{path}:{line}: the question is {text!r}; it must be a text")
     options = _options(record)
+    if not options and not {"a", "options", "choices"} & set(record):
+        raise _wanted(path, line, record, "options")
     if len(options) < 2:
-        raise EvaluationError(f"{path}:{line}: {len(options)} options; looked for columns A, B, ... or `options`")
+        raise EvaluationError(f"{path}:{line}: {len(options)} options that are not empty; a choice has two or more")
+    if "answer" not in record:
+        raise _wanted(path, line, record, "`answer`", " (test splits without answers cannot be scored here)")
     name = record.get("id", record.get(""))
     return Question(
         path, line, str(line) if name in (None, "") else str(name), str(record.get("subject") or subject),
@@ -150,7 +165,7 @@ def _answer(path: str, line: int, value: Any, count: int) -> int:
         return letters.index(value.strip().upper())
     raise EvaluationError(
         f"{path}:{line}: the answer is {value!r}; it must be one of {', '.join(letters)}, or an index from 0 to"
-        f" {count - 1} (test splits without answers cannot be scored here)"
+        f" {count - 1}"
     )
 
 

@@ -156,7 +156,9 @@ class Suite:
         if self.parallel.splits_model and asked and opened:
             raise ConfigError(
                 "answers are generated on whole models: set parallel.tensor and parallel.pipeline to 1 (data may be"
-                " more), or score answers made elsewhere"
+                " more); or, where the model is too large for one device, `mmdata-train export RUN --to merged` (or hf)"
+                " it, have a server answer from that folder, and score the answers with --answers; perplexity and"
+                " choices run in any layout"
             )
 
     @property

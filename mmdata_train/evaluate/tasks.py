@@ -27,7 +27,7 @@ from mmdata_train.evaluate.scores import Score
 from mmdata_train.evaluate.suite import ModelEntry, SetEntry
 from mmdata_train.generation.generate import generate, refuse_unknown_ids
 from mmdata_train.generation.items import Item, Keys, read_items, read_records, source_of
-from mmdata_train.generation.prompts import ChatPrompter, Prompt, text_prompt
+from mmdata_train.generation.prompts import ChatPrompter, Prompt, named_by, text_prompt
 from mmdata_train.generation.sampling import GenerationOptions
 
 
@@ -85,19 +85,19 @@ def _sources(opened: OpenedModel, entry: SetEntry, notes: list[str]) -> list[tup
 
 def _text_sources(opened: OpenedModel, entry: SetEntry, file: str) -> list[tuple[str, Texts, int]]:
     begin = _begin(opened, entry.begin or "auto")
-    by_source: dict[str, list[str]] = {}
+    by_source: dict[str, list[tuple[int, str]]] = {}
     for line, record in read_records(file):
         if not isinstance(record.get("text"), str):
             raise EvaluationError(f"{file}:{line}: no `text`; convert other records to a shard first")
-        by_source.setdefault(source_of(record, file), []).append(record["text"])
+        by_source.setdefault(source_of(record, file), []).append((line, record["text"]))
     if not by_source:
         raise EvaluationError(f"{file}: holds no record")
     found: list[tuple[str, Texts, int]] = []
     for name, texts in by_source.items():
-        chosen = texts[: entry.limit]
+        lines, chosen = zip(*texts[: entry.limit], strict=True)
         ids = [(*begin, *part.tolist()) for part in opened.tokenizer.encode_batch(chosen).split()]
-        for number, one in enumerate(ids):
-            refuse_unknown_ids(one, opened.scorer.config.vocab_size, f"{name}: text {number}")
+        for line, one in zip(lines, ids, strict=True):
+            refuse_unknown_ids(one, opened.scorer.config.vocab_size, f"{file}:{line}: the text")
         found.append((name, EncodedTexts(ids, len(begin)), sum(len(text.encode()) for text in chosen)))
     return found
 
@@ -121,7 +121,8 @@ def run_answers(opened: OpenedModel, model: ModelEntry, entry: SetEntry, seed: i
         batch_rows=max(1, rows // ranks),
     )  # fmt: skip
     numbers = list(range(rank, len(items), ranks))
-    made = generate(opened.model, [prompts[n].ids for n in numbers], options, numbers=numbers)
+    names = [items[n].place for n in numbers]
+    made = generate(opened.model, [prompts[n].ids for n in numbers], options, numbers=numbers, names=names)
     own = {n: (one.text.strip(), one.reason) for n, one in zip(numbers, made, strict=True)}
     found = _gather(own, ranks)
     answers = [found[n][0] for n in range(len(items))]
@@ -170,12 +171,13 @@ def prompts_of(
     asked = []
     for item in items:
         for count in range(len(shots), -1, -1):
-            prompt = make(item, shots[:count])
+            with named_by(item):
+                prompt = make(item, shots[:count])
             if len(prompt.ids) + entry.max_new_tokens <= longest:
                 break
         if len(prompt.ids) >= longest:
             raise EvaluationError(
-                f"{item.path}:{item.line}: the question has {len(prompt.ids):,} tokens, the model takes {longest:,} in"
+                f"{item.place}: the question has {len(prompt.ids):,} tokens, the model takes {longest:,} in"
                 " all; leave it out"
             )
         asked.append(AskedItem(prompt, count))
@@ -229,7 +231,7 @@ def run_choices(opened: OpenedModel, model: ModelEntry, entry: SetEntry) -> Outc
     asked = [asker.ask(question, shots_for(question, pool, entry.shots)) for question in questions]
     for question, posed in zip(questions, asked, strict=True):
         for row in posed.rows:
-            refuse_unknown_ids(row, opened.scorer.config.vocab_size, f"{entry.path}: question {question.id}")
+            refuse_unknown_ids(row, opened.scorer.config.vocab_size, f"{question.path}:{question.line}: the question")
     chosen = choose_all(opened.scorer, asked, entry)
     subjects: dict[str, list[Chosen]] = {}
     for one in chosen:

@@ -27,7 +27,6 @@ from mmdata_train.export.model_folder import (
 from mmdata_train.export.options import ExportOptions, ExportResult
 from mmdata_train.export.origin import Origin, origin_of_folder
 from mmdata_train.export.record import EXPORT
-from mmdata_train.export.stream import Entry
 from mmdata_train.export.tensors import CheckpointTensors, outgoing
 from mmdata_train.hf import check_folder
 from mmdata_train.hf_config import config_from_folder
@@ -35,6 +34,7 @@ from mmdata_train.hf_files import WeightFiles
 from mmdata_train.hf_folder import read_json
 from mmdata_train.hf_names import sources
 from mmdata_train.lora.adapter import TOKENS
+from mmdata_train.lora.fits import check_complete
 from mmdata_train.lora.peft import (
     Adapter,
     AdapterSource,
@@ -46,6 +46,7 @@ from mmdata_train.lora.peft import (
 )
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.precision import DTYPES
+from mmdata_train.safetensors_file import Entry
 from mmdata_train.whole_folder import check_output, whole_folder
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -114,6 +115,7 @@ def _merge(adapter: Adapter, origin: Origin, options: ExportOptions, result: Exp
     if rows != model.vocab_size:
         changes["vocab_size"] = rows
     _refuse_strangers(adapter, names)
+    check_complete(adapter, model)
     merger = _Merger(files, names, adapter, DTYPES.get(options.dtype), rows)
     dtype = DTYPES.get(options.dtype) or stored_dtype(origin.config)
     plan = WeightPlan(merger.entries(), merger.produce, dtype, changes, merger.report)

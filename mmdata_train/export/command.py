@@ -14,10 +14,10 @@ from mmdata_train.export.description import stored_dtype
 from mmdata_train.export.model_folder import WeightPlan, write_model
 from mmdata_train.export.options import ExportOptions, ExportResult
 from mmdata_train.export.origin import find_checkpoint, read_origin
-from mmdata_train.export.stream import Entry
 from mmdata_train.export.tensors import CheckpointTensors, assemble, check_complete, outgoing
 from mmdata_train.precision import DTYPES
 from mmdata_train.run_folder import read_state
+from mmdata_train.safetensors_file import Entry
 
 
 def export_checkpoint(checkpoint: str | Path, options: ExportOptions) -> ExportResult:

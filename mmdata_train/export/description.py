@@ -15,6 +15,7 @@ import torch
 
 from mmdata_train.errors import ExportError, ModelError
 from mmdata_train.hf_config import SUPPORTED, config_from_json
+from mmdata_train.hf_folder import token_ids
 from mmdata_train.model.config import ModelConfig, RopeScaling
 from mmdata_train.precision import DTYPES
 
@@ -154,13 +155,14 @@ def generation_config(
 ) -> dict[str, Any]:
     """generation_config.json: the source's, with every id that ends an answer among its eos_token_id.
 
-    Order: the source's own first, then config.json's, then those that end a turn in the template.
+    Order: the source's own first, then config.json's, then those that end a turn in the template. Raises ModelError for
+    an eos_token_id that is no token id.
     """
     base: dict[str, Any] = dict(source) if source is not None else {"_from_model_config": True}
     ids: dict[int, None] = {}
-    for value in (base.get("eos_token_id"), config.get("eos_token_id"), list(end_of_turn)):
-        for token in [value] if isinstance(value, int) else value or ():
-            ids[int(token)] = None
+    for facts, where in ((base, "generation_config.json of the source"), (config, "config.json of the source")):
+        ids.update(dict.fromkeys(token_ids(facts, "eos_token_id", where)))
+    ids.update(dict.fromkeys(end_of_turn))
     for name in _TOKEN_IDS:
         if config.get(name) is not None:
             base.setdefault(name, config[name])

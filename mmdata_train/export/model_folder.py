@@ -18,7 +18,8 @@ from mmdata_train.export.description import config_of_shape, dtype_name, generat
 from mmdata_train.export.options import ExportOptions, ExportResult
 from mmdata_train.export.origin import Origin
 from mmdata_train.export.record import EXPORT, RECORD
-from mmdata_train.export.stream import Entry, write_weights
+from mmdata_train.export.stream import write_weights
+from mmdata_train.safetensors_file import Entry
 from mmdata_train.whole_folder import check_output, whole_folder
 
 SPARE_BYTES = 64 << 20

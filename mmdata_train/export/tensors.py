@@ -7,7 +7,6 @@ and transposed tensors are put together again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
-from mmdata_train.checkpoint_format import SafeReader, read_index
+from mmdata_train.checkpoint_format import SafeReader, load_tensors, read_index
 from mmdata_train.errors import ExportError
 from mmdata_train.hf_names import Source, expected_shape, sources
 from mmdata_train.lora.settings import is_adapter_weight
@@ -59,13 +57,10 @@ class CheckpointTensors:
         return [name for name in self.shapes if is_adapter_weight(name)]
 
     def read(self, name: str) -> Tensor:
-        """One whole weight in float32 on the CPU."""
+        """One whole weight in float32 on the CPU. Raises CheckpointError for a damaged one."""
         stored = f"{WEIGHTS}{name}"
         target = {stored: torch.empty(self.shapes[name], dtype=torch.float32)}
-        with warnings.catch_warnings():
-            # torch warns of a single process even where no_dist asks for one.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load_distributed(target, storage_reader=_Reader(self.checkpoint, self._index), no_dist=True)
+        load_tensors(target, self.checkpoint, no_dist=True, reader=_Reader(self.checkpoint, self._index))
         return target[stored]
 
 

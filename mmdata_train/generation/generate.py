@@ -82,26 +82,27 @@ def generate_ids(
     options: GenerationOptions,
     *,
     numbers: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> list[GeneratedIds]:
     """Continue each prompt (at least one id each).
 
     decoder: whole, on one device, in evaluation mode. Only options.stop_ids end a text. numbers: of the prompts, which
-    their random draws depend on; default 0, 1, ... watch: asked after every token.
+    their random draws depend on; default 0, 1, ... names: of the prompts in messages, such as FILE:LINE. watch: asked
+    after every token.
     Raises GenerationError for an empty prompt, one that leaves no room in the model, an id the model does not have,
     and logits that are not numbers.
     """
     numbers = range(len(prompts)) if numbers is None else numbers
+    names = [f"prompt {number}" for number in numbers] if names is None else names
     longest = decoder.config.max_positions
     rows = []
-    for number, prompt in zip(numbers, prompts, strict=True):
+    for number, prompt, name in zip(numbers, prompts, names, strict=True):
         if not prompt:
-            raise GenerationError(f"prompt {number} has no token; begin it with the model's first token")
+            raise GenerationError(f"{name} has no token; begin it with the model's first token")
         if len(prompt) >= longest:
-            raise GenerationError(
-                f"prompt {number} has {len(prompt):,} tokens, the model takes {longest:,} in all; shorten it"
-            )
-        refuse_unknown_ids(prompt, decoder.config.vocab_size, f"prompt {number}")
+            raise GenerationError(f"{name} has {len(prompt):,} tokens, the model takes {longest:,} in all; shorten it")
+        refuse_unknown_ids(prompt, decoder.config.vocab_size, name)
         rows.append(_Row(number, prompt, min(options.max_new_tokens, longest - len(prompt)), []))
     chooser = Chooser(options)
     stops = frozenset(options.stop_ids)
@@ -158,9 +159,11 @@ def generate(
     options: GenerationOptions,
     *,
     numbers: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
     on_text: Callable[[int, str], None] | None = None,
 ) -> list[Completion]:
-    """The texts that continue prompts given as ids. on_text: told (number, new text) as texts grow.
+    """The texts that continue prompts given as ids. on_text: told (number, new text) as texts grow; the rest as in
+    generate_ids.
 
     Raises what generate_ids raises.
     """
@@ -178,7 +181,7 @@ def generate(
 
     ends = model.stop_ids | frozenset(options.stop_ids)
     options = replace(options, stop_ids=tuple(sorted(ends)))
-    found = generate_ids(model.decoder, prompts, options, numbers=numbers, watch=watch)
+    found = generate_ids(model.decoder, prompts, options, numbers=numbers, names=names, watch=watch)
     results = []
     for number, prompt, made in zip(numbers, prompts, found, strict=True):
         rest = streams[number].finish()

@@ -51,6 +51,11 @@ class Item:
     record: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def place(self) -> str:
+        """FILE:LINE, as messages name it."""
+        return f"{self.path}:{self.line}"
+
+    @property
     def prompt(self) -> str:
         """The question as one text: the contents of its messages, a line feed between them."""
         return "\n".join(str(message["content"]) for message in self.messages)

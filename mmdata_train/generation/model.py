@@ -17,7 +17,7 @@ import torch
 import mmdata
 from mmdata.errors import TokenizerError
 from mmdata_train.errors import GenerationError
-from mmdata_train.generation.sources import ModelSource, begins_with, declared_ends, find_source
+from mmdata_train.generation.sources import ModelSource, begins_with, declared_ids, find_source
 from mmdata_train.generation.weights import fill_from
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
@@ -63,16 +63,11 @@ class LoadedModel:
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end a text: those of generation_config.json and config.json, and the end of a document."""
         eod = self.tokenizer.eod
-        return frozenset(declared_ends(self.source)) | (frozenset() if eod is None else {eod.id})
+        return frozenset(declared_ids(self.source, "eos_token_id")) | (frozenset() if eod is None else {eod.id})
 
     def alone(self) -> tuple[int, ...]:
         """What stands before an empty prompt: the begin token, else the end-of-document token."""
-        declared = self.source.facts.get("bos_token_id")
-        if self.begin:
-            return self.begin
-        if isinstance(declared, int):
-            return (declared,)
-        return (self.tokenizer.eod_id,)
+        return self.begin or declared_ids(self.source, "bos_token_id")[:1] or (self.tokenizer.eod_id,)
 
 
 def pick_precision(device: torch.device, wanted: Precision | None) -> Precision:

@@ -7,14 +7,18 @@ where the answer begins: the model sees what it saw in training. Control tokens 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from mmdata.chat.render import ChatOptions, ChatRenderer
+from mmdata.errors import ChatRecordError, TokenizerTextError
 from mmdata_train.errors import GenerationError
+from mmdata_train.generation.items import Item
 from mmdata_train.generation.model import LoadedModel
+from mmdata_train.generation.sources import declared_ids
 
 Begin = Literal["auto", "always", "never"]
 _STAND_IN = "x"
@@ -28,6 +32,15 @@ class Prompt:
     stop_ids: tuple[int, ...] = ()
 
 
+@contextmanager
+def named_by(item: Item) -> Iterator[None]:
+    """What goes wrong with an item's conversation or text, as a GenerationError that names its file and line."""
+    try:
+        yield
+    except (GenerationError, ChatRecordError, TokenizerTextError) as error:
+        raise GenerationError(f"{item.place}: {error}") from None
+
+
 def text_prompt(model: LoadedModel, text: str, begin: Begin = "auto") -> Prompt:
     """A text to go on with. begin: `auto` puts before it what Hugging Face's tokenizer would; `always` the model's
     begin token; an empty text always has one. Raises GenerationError where `always` finds none.
@@ -38,10 +51,10 @@ def text_prompt(model: LoadedModel, text: str, begin: Begin = "auto") -> Prompt:
     if begin == "never":
         return Prompt(ids)
     if begin == "always" and not model.begin:
-        declared = model.source.facts.get("bos_token_id")
-        if not isinstance(declared, int):
+        declared = declared_ids(model.source, "bos_token_id")
+        if not declared:
             raise GenerationError(f"{model.source.path} declares no bos_token_id, so nothing can begin the prompt")
-        return Prompt((declared, *ids))
+        return Prompt((declared[0], *ids))
     return Prompt((*model.begin, *ids))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from mmdata_train.errors import GenerationError
 from mmdata_train.export.origin import read_origin
 from mmdata_train.hf_config import config_from_folder
-from mmdata_train.hf_folder import read_json
+from mmdata_train.hf_folder import read_json, token_ids
 from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.run_folder import STATE, checkpoint_at
@@ -115,18 +115,20 @@ def _present(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
+    """Both files' values. Raises ModelError for token ids that are none: the model would never stop."""
     facts: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            facts.update(_present(read_json(folder / name)))
+            found = read_json(folder / name)
+            for key in ("eos_token_id", "bos_token_id"):
+                token_ids(found, key, str(folder / name))
+            facts.update(_present(found))
     return facts
 
 
-def declared_ends(source: ModelSource) -> tuple[int, ...]:
-    """`eos_token_id` of the folder's files: one id or several."""
-    value = source.facts.get("eos_token_id")
-    values = value if isinstance(value, list) else [value]
-    return tuple(item for item in values if isinstance(item, int))
+def declared_ids(source: ModelSource, key: str) -> tuple[int, ...]:
+    """`eos_token_id` or `bos_token_id` of the folder's files: none, one id or several. Raises ModelError for others."""
+    return token_ids(source.facts, key, f"{source.path}: generation_config.json or config.json")
 
 
 def begins_with(source: ModelSource, tokenizer: Any) -> tuple[int, ...]:

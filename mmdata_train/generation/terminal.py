@@ -15,7 +15,7 @@ from mmdata.reading.writer import JsonlWriter
 from mmdata_train.generation.generate import Completion, generate
 from mmdata_train.generation.items import Item, read_items
 from mmdata_train.generation.model import LoadedModel, facts_line, open_model
-from mmdata_train.generation.prompts import Begin, ChatPrompter, Prompt, text_prompt
+from mmdata_train.generation.prompts import Begin, ChatPrompter, Prompt, named_by, text_prompt
 from mmdata_train.generation.sampling import GenerationOptions
 from mmdata_train.precision import Precision
 
@@ -92,7 +92,7 @@ def _answer(request: Request, options: GenerationOptions, items: list[Item] | No
         items = [_typed(number, text) for number, text in enumerate(request.prompts)]
     prompts = [prompt_of(model, item, prompter, request) for item in items]
     stream = sys.stdout if len(items) == 1 and request.output is None and not request.as_json else None
-    made = complete(model, prompts, options, stream)
+    made = complete(model, prompts, options, stream, names=[item.place for item in items])
     if writer is not None:
         for item, completion in zip(items, made, strict=True):
             writer.write({**item.record, "id": item.id, "prediction": completion.text, "ended": completion.reason})
@@ -110,7 +110,12 @@ def _typed(number: int, text: str) -> Item:
 
 
 def prompt_of(model: LoadedModel, item: Item, prompter: ChatPrompter | None, request: Request) -> Prompt:
-    """An item as ids: in the chat template, or its text."""
+    """An item as ids: in the chat template, or its text. Raises GenerationError naming its file and line."""
+    with named_by(item):
+        return _prompt_of(model, item, prompter, request)
+
+
+def _prompt_of(model: LoadedModel, item: Item, prompter: ChatPrompter | None, request: Request) -> Prompt:
     if prompter is None:
         return text_prompt(model, item.prompt, request.begin)
     messages = list(item.messages)
@@ -120,9 +125,14 @@ def prompt_of(model: LoadedModel, item: Item, prompter: ChatPrompter | None, req
 
 
 def complete(
-    model: LoadedModel, prompts: Sequence[Prompt], options: GenerationOptions, stream: Any = None
+    model: LoadedModel,
+    prompts: Sequence[Prompt],
+    options: GenerationOptions,
+    stream: Any = None,
+    *,
+    names: Sequence[str] | None = None,
 ) -> list[Completion]:
-    """Answers to prompts; with a stream, the text is written there as it comes."""
+    """Answers to prompts; with a stream, the text is written there as it comes. names: of the prompts in messages."""
     ends = {stop for prompt in prompts for stop in prompt.stop_ids}
     options = replace(options, stop_ids=tuple(sorted(ends | set(options.stop_ids))))
 
@@ -130,7 +140,8 @@ def complete(
         stream.write(text)
         stream.flush()
 
-    made = generate(model, [prompt.ids for prompt in prompts], options, on_text=show if stream is not None else None)
+    told = show if stream is not None else None
+    made = generate(model, [prompt.ids for prompt in prompts], options, names=names, on_text=told)
     if stream is not None:
         stream.write("\n")
     return made

@@ -5,15 +5,13 @@ Adapters stay apart from the base, as in training; nothing is rounded for them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
-from mmdata_train.checkpoint_format import SafeReader, read_index
+from mmdata_train.checkpoint_format import load_tensors, read_index
 from mmdata_train.errors import AdapterError, CheckpointError, GenerationError
 from mmdata_train.generation.sources import ModelSource
 from mmdata_train.hf import load_weights
@@ -80,7 +78,4 @@ def load_named(weights: Mapping[str, Tensor], source: ModelSource, *, no_dist: b
             found = "missing" if size is None else f"{list(size)}"
             raise CheckpointError(f"{source.checkpoint}: {key} is {found}, this model needs {list(weight.shape)}")
         wanted[key] = weight.detach()
-    with warnings.catch_warnings():
-        if no_dist:  # what torch warns of is what is meant
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        load_distributed(wanted, storage_reader=SafeReader(source.checkpoint), no_dist=no_dist)
+    load_tensors(wanted, source.checkpoint, no_dist=no_dist)

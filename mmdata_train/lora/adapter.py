@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from mmdata_train.lora.settings import LoraConfig
+from mmdata_train.lora.settings import ALL_LINEAR, LoraConfig
 from mmdata_train.model.config import ModelConfig
 
 A, B, MAGNITUDE_VECTOR = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
@@ -30,7 +30,8 @@ class PeftConfig:
     """`adapter_config.json`, as far as it changes numbers. targets: as in the file (a list, or one regular expression).
 
     rank_pattern, alpha_pattern: PEFT's exceptions by module path. trainable_tokens: module -> token ids whose rows are
-    stored beside LoRA. modules_to_save: modules stored whole.
+    stored beside LoRA. modules_to_save: modules stored whole. exclude: as targets, of modules left out. layers: numbers
+    of the layers that targets mean, None for all; layers_pattern: names before such a number (default: any).
     """
 
     rank: int
@@ -45,6 +46,23 @@ class PeftConfig:
     modules_to_save: tuple[str, ...] = ()
     trainable_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     base_model: str | None = None
+    exclude: tuple[str, ...] | str = ()
+    layers: tuple[int, ...] | None = None
+    layers_pattern: tuple[str, ...] = ()
+
+    def covers(self, path: str) -> bool:
+        """Whether the linear layer at `path` gets an adapter, by PEFT's rules (`check_target_module_exists`)."""
+        kept = path == LM_HEAD and self.targets == ALL_LINEAR
+        if kept or _names(self.exclude, path) or _names(self.modules_to_save, path):
+            return False
+        if not (self.targets == ALL_LINEAR or _names(self.targets, path)):
+            return False
+        if self.layers is None or isinstance(self.targets, str) or path in self.targets:
+            return True
+        patterns = self.layers_pattern or (r"[^.]*",)
+        numbers = (re.match(rf".*\.{pattern}\.(\d+)\.", path) for pattern in patterns)
+        number = next((match for match in numbers if match is not None), None)
+        return number is not None and int(number[1]) in self.layers
 
     def rank_of(self, path: str) -> int:
         """The rank of the module at `path`."""
@@ -54,6 +72,13 @@ class PeftConfig:
         """What B @ A of the module at `path` is multiplied by."""
         rank, alpha = self.rank_of(path), _by_pattern(self.alpha_pattern, path, self.alpha)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
+
+
+def _names(chosen: tuple[str, ...] | str, path: str) -> bool:
+    """One string is a regular expression over the whole path; names mean the path or its end from a dot on."""
+    if isinstance(chosen, str):
+        return re.fullmatch(chosen, path) is not None
+    return any(path == name or path.endswith(f".{name}") for name in chosen)
 
 
 def _by_pattern(patterns: Mapping[str, float], path: str, default: float) -> float:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,7 @@ from mmdata.errors import OutputExistsError
 from mmdata.indexed.durable import sync_directory, write_durably
 from mmdata_train.errors import AdapterError
 from mmdata_train.lora.adapter import (
-    BASE_COPY,
     EMBEDDINGS,
-    LM_HEAD,
     MAGNITUDE_VECTOR,
     TOKENS,
     A,
@@ -33,26 +31,30 @@ from mmdata_train.lora.adapter import (
     B,
     PeftConfig,
 )
+from mmdata_train.lora.fits import check_fits, check_whole
 from mmdata_train.lora.merge import Merged, merge, refuse_quantised
-from mmdata_train.lora.peft_file import CONFIG, WEIGHTS, Entry, config_json, read_config, read_tensors, write_tensors
+from mmdata_train.lora.modules import outputs_of, token_modules
+from mmdata_train.lora.peft_file import CONFIG, PREFIX, WEIGHTS, config_json, read_config, read_tensors
 from mmdata_train.lora.settings import (
-    ADDED,
     HEAD,
-    HEAD_ADDED,
     LoraConfig,
     linear_modules,
     resolve_targets,
 )
 from mmdata_train.model.config import ModelConfig
+from mmdata_train.safetensors_file import Entry, write_tensors
 
 KNOWN_ENDS = (A, B, MAGNITUDE_VECTOR, TOKENS, ".weight", ".bias")
 """The last two are modules stored whole."""
 
 
-def read_adapter(folder: str | Path) -> Adapter:
-    """The adapter of a PEFT folder. Raises AdapterError naming the file and what is wrong with it."""
+def read_adapter(folder: str | Path, *, mapped: bool = False) -> Adapter:
+    """The adapter of a PEFT folder. mapped: tensors are views of the file, of which nothing is read before it is used.
+
+    Raises AdapterError naming the file and what is wrong with it.
+    """
     folder = Path(folder)
-    config, tensors = read_config(folder), read_tensors(folder)
+    config, tensors = read_config(folder), read_tensors(folder, mapped=mapped)
     for name, tensor in list(tensors.items()):
         # Newer and older releases spell the magnitude with and without an ending.
         if name.endswith(MAGNITUDE_VECTOR + ".weight"):
@@ -64,26 +66,8 @@ def read_adapter(folder: str | Path) -> Adapter:
         if not tensor.is_floating_point():
             raise AdapterError(f"{folder}: {name} is {tensor.dtype}, not floating point")
     adapter = Adapter(config, tensors)
-    _check(adapter, folder)
+    check_whole(adapter, folder)
     return adapter
-
-
-def _check(adapter: Adapter, folder: Path) -> None:
-    config, tensors = adapter.config, adapter.tensors
-    for name in tensors:
-        if name.endswith(B) and name.removesuffix(B) + A not in tensors:
-            raise AdapterError(f"{folder}: {name} is there but its lora_A is not")
-    for path in adapter.paths():
-        b = tensors.get(path + B)
-        if b is None:
-            raise AdapterError(f"{folder}: {path}{A} is there but its lora_B is not")
-        ranks = (tensors[path + A].shape[0], b.shape[1])
-        if ranks != (config.rank_of(path),) * 2:
-            raise AdapterError(f"{folder}: {path} has rank {ranks}, but {CONFIG} says {config.rank_of(path)}")
-        if config.dora and path + MAGNITUDE_VECTOR not in tensors:
-            raise AdapterError(f"{folder}: use_dora is set but {path}{MAGNITUDE_VECTOR} is missing")
-    if not adapter.paths() and not adapter.config.trainable_tokens and not adapter.config.modules_to_save:
-        raise AdapterError(f"{folder}: no adapter weight is in the file")
 
 
 def _by_path(source: AdapterSource) -> dict[str, list[str]]:
@@ -92,26 +76,6 @@ def _by_path(source: AdapterSource) -> dict[str, list[str]]:
     for name in resolve_targets(source.lora, source.model):
         found.setdefault(modules[name], []).append(name)
     return found
-
-
-def _rows(model: ModelConfig, name: str) -> int:
-    """Outputs of one of our modules, vocabulary unpadded."""
-    kind = name.rpartition(".")[2]
-    return {
-        "q_proj": model.num_heads * model.head_dim,
-        "k_proj": model.num_kv_heads * model.head_dim,
-        "v_proj": model.num_kv_heads * model.head_dim,
-        "gate_proj": model.intermediate_size,
-        "up_proj": model.intermediate_size,
-        HEAD: model.vocab_size,
-    }.get(kind, model.hidden_size)
-
-
-def _columns(model: ModelConfig, name: str) -> int:
-    """Inputs of one of our modules."""
-    kind = name.rpartition(".")[2]
-    wide = {"o_proj": model.num_heads * model.head_dim, "down_proj": model.intermediate_size}
-    return wide.get(kind, model.hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,29 +106,22 @@ def _fused(state: Mapping[str, Tensor], source: AdapterSource) -> Iterator[_Fuse
         yield _Fused(path, names, everything, shared)
 
 
-def _entries(state: Mapping[str, Tensor], source: AdapterSource) -> Iterator[Entry]:
+def _entries(state: Mapping[str, Tensor], source: AdapterSource) -> Iterator[tuple[Entry, Callable[[], Tensor]]]:
+    """Each tensor of the file and what makes it when its turn comes."""
     model, rank = source.model, source.lora.rank
     for group in _fused(state, source):
         names, high = group.names, group.blocks() * rank
         first = state[f"{names[0]}.lora_A"]
-        rows = sum(_rows(model, name) for name in group.all_names)
-        yield Entry(group.path + A, (high, first.shape[1]), first.dtype, partial(_all_a, state, group))
-        yield Entry(group.path + B, (rows, high), first.dtype, partial(_all_b, state, source, group))
+        rows = sum(outputs_of(model, name) for name in group.all_names)
+        yield Entry(group.path + A, (high, first.shape[1]), first.dtype), partial(_all_a, state, group)
+        yield Entry(group.path + B, (rows, high), first.dtype), partial(_all_b, state, source, group)
         if source.lora.dora:
-            yield Entry(
-                group.path + MAGNITUDE_VECTOR, (rows,), first.dtype,
-                partial(_all_magnitudes, state, names),
-            )  # fmt: skip
+            lengths = Entry(group.path + MAGNITUDE_VECTOR, (rows,), first.dtype)
+            yield lengths, partial(_all_magnitudes, state, names)
     if source.token_ids:
-        for name, path in _token_modules(model).items():
+        for name, path in token_modules(model).items():
             row = state[name]
-            yield Entry(path + TOKENS, tuple(row.shape), row.dtype, partial(state.__getitem__, name))
-
-
-def _token_modules(model: ModelConfig) -> dict[str, str]:
-    """Our weight of added rows -> the module that holds them there; a tied head has none of its own."""
-    embedding = "transformer.wte" if model.family == "gpt2" else "model.embed_tokens"
-    return {ADDED: embedding} if model.tie_embeddings else {ADDED: embedding, HEAD_ADDED: LM_HEAD}
+            yield Entry(path + TOKENS, tuple(row.shape), row.dtype), partial(state.__getitem__, name)
 
 
 def _all_a(state: Mapping[str, Tensor], group: _Fused) -> Tensor:
@@ -180,7 +137,7 @@ def _all_b(state: Mapping[str, Tensor], source: AdapterSource, group: _Fused) ->
     rank = source.lora.rank
     blocks = []
     for name in group.all_names:
-        rows = _rows(source.model, name)
+        rows = outputs_of(source.model, name)
         block = torch.zeros(rows, group.blocks() * rank)
         if name in group.names:
             column = 0 if group.shared else group.names.index(name) * rank
@@ -197,7 +154,7 @@ def peft_config(state: Mapping[str, Tensor], source: AdapterSource) -> PeftConfi
     wider = {group.path: group.blocks() for group in groups if group.blocks() > 1}
     # The scale must stay: alpha / (n r), or alpha / sqrt(n r).
     grown = {path: alpha * (math.sqrt(blocks) if lora.rslora else blocks) for path, blocks in wider.items()}
-    tokens = {path.rpartition(".")[2]: source.token_ids for path in _token_modules(model).values()}
+    tokens = {path.rpartition(".")[2]: source.token_ids for path in token_modules(model).values()}
     return PeftConfig(
         rank=lora.rank,
         alpha=alpha,
@@ -223,7 +180,7 @@ def _target_names(model: ModelConfig, paths: Sequence[str]) -> tuple[str, ...]:
 def peft_adapter(state: Mapping[str, Tensor], source: AdapterSource) -> Adapter:
     """Whole adapter weights by our names (as in a checkpoint below `model.`) as PEFT names them."""
     config = peft_config(state, source)
-    return Adapter(config, {entry.name: entry.make() for entry in _entries(state, source)})
+    return Adapter(config, {entry.name: make() for entry, make in _entries(state, source)})
 
 
 def write_adapter(
@@ -232,7 +189,8 @@ def write_adapter(
     """Write adapter weights by our names as a PEFT folder; one tensor of `state` is in memory at a time.
 
     The folder appears whole or not at all; other files in it stay. Raises OutputExistsError where an adapter is there
-    already and `overwrite` is off, AdapterError where PEFT has no form for it.
+    already and `overwrite` is off, AdapterError where PEFT has no form for it, ExportError for values that are not
+    finite, DiskFullError, OutputError.
     """
     folder = Path(folder)
     if (folder / CONFIG).exists() and not overwrite:
@@ -241,13 +199,15 @@ def write_adapter(
         raise AdapterError(
             "new tokens beside an adapter of a head with a matrix of its own have no PEFT form; export it merged"
         )
-    config, entries = peft_config(state, source), list(_entries(state, source))
+    config = peft_config(state, source)
+    made = {PREFIX + entry.name: (entry, make) for entry, make in _entries(state, source)}
     folder.mkdir(parents=True, exist_ok=True)
     scratch = folder / ".adapter.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
-        write_tensors(scratch / WEIGHTS, entries)
+        entries = [replace(entry, name=name) for name, (entry, _) in made.items()]
+        write_tensors(scratch / WEIGHTS, entries, lambda name: made[name][1]())
         write_durably(str(scratch / CONFIG), config_json(config).encode())
         (folder / CONFIG).unlink(missing_ok=True)  # a reader sees the old adapter, none, or the new one
         (scratch / WEIGHTS).replace(folder / WEIGHTS)
@@ -261,73 +221,20 @@ def write_adapter(
 def from_peft(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> dict[str, Tensor]:
     """The adapter's weights by our names, for adapters shaped by `lora`; scales are folded into B.
 
-    Raises AdapterError for a module the model or `lora` has no adapter for, a module or row of another size, a rank
-    above `lora.rank`, or DoRA on one side only.
+    Raises what check_fits raises, and AdapterError for a fused module whose parts have a rank above `lora.rank`.
     """
-    if adapter.config.dora != lora.dora:
-        raise AdapterError(f"the adapter {'is' if adapter.config.dora else 'is not'} DoRA; set lora_dora to match it")
-    whole = [name for name in adapter.tensors if not name.endswith((A, B, MAGNITUDE_VECTOR, TOKENS, BASE_COPY))]
-    if whole:
-        raise AdapterError(
-            f"the adapter holds whole modules ({', '.join(sorted(whole))}), which are not trained beside LoRA; export"
-            " it merged and start from that folder"
-        )
-    _check_rows(adapter, model, lora)
-    modules = linear_modules(model)
-    strange = [path for path in adapter.paths() if path not in modules.values()]
-    if strange:
-        raise AdapterError(
-            f"the adapter's module {strange[0]} is not in this {model.family} model ({len(strange)} in all); is it the"
-            f" base the adapter was trained on ({adapter.config.base_model or 'unnamed'})?"
-        )
-    targets, found = set(resolve_targets(lora, model)), dict[str, Tensor]()
+    check_fits(adapter, model, lora)
+    modules, found = linear_modules(model), dict[str, Tensor]()
     for path in adapter.paths():
-        start, name = 0, ""
+        start = 0
         for name in [name for name, there in modules.items() if there == path]:
-            rows = _rows(model, name)
-            if name not in targets:
-                raise AdapterError(f"the adapter changes {path}, but lora_targets leave out {name}; add it")
+            rows = outputs_of(model, name)
             found.update(_one_module(adapter, path, name, slice(start, start + rows), lora))
             start += rows
-        _check_size(adapter, path, (start, _columns(model, name)))
-    for name, path in _token_modules(model).items():
+    for name, path in token_modules(model).items():
         if path + TOKENS in adapter.tensors:
             found[name] = adapter.tensors[path + TOKENS].float()
     return found
-
-
-def _check_size(adapter: Adapter, path: str, expected: tuple[int, int]) -> None:
-    """The module the adapter was made for has the model's outputs and inputs: a smaller one would fill a part."""
-    made = (adapter.tensors[path + B].shape[0], adapter.tensors[path + A].shape[1])
-    if made != expected:
-        raise AdapterError(
-            f"the adapter's module {path} has {list(made)} outputs and inputs, the model's {list(expected)}; is it"
-            f" the base the adapter was trained on ({adapter.config.base_model or 'unnamed'})?"
-        )
-    lengths = adapter.tensors.get(path + MAGNITUDE_VECTOR)
-    if lengths is not None and tuple(lengths.shape) != expected[:1]:
-        raise AdapterError(f"{path}{MAGNITUDE_VECTOR} is {list(lengths.shape)}, the model has {expected[0]} outputs")
-
-
-def _check_rows(adapter: Adapter, model: ModelConfig, lora: LoraConfig) -> None:
-    """Rows of tokens, and copies of a base that has other rows, fit the run or are refused: nothing is left out."""
-    expected = _token_modules(model).values()
-    for name, tensor in adapter.tensors.items():
-        if name.endswith(TOKENS):
-            path = name.removesuffix(TOKENS)
-            ids = adapter.tokens_of(path)
-            if path not in expected or ids != lora.added_ids:
-                raise AdapterError(
-                    f"the adapter trained the rows of tokens {list(ids)} of {path}, this run's added_tokens are"
-                    f" {list(lora.added_ids)}; name the same tokens, or export it merged and start from that folder"
-                )
-            if tuple(tensor.shape) != (len(ids), model.hidden_size):
-                raise AdapterError(f"{name} is {list(tensor.shape)}, the model needs {[len(ids), model.hidden_size]}")
-        if name.endswith(BASE_COPY) and tensor.shape[0] != model.vocab_size:
-            raise AdapterError(
-                f"the adapter brings a {name} of {tensor.shape[0]} rows, the model has {model.vocab_size}: it was made"
-                " on a resized model; export it merged and start from that folder"
-            )
 
 
 def _one_module(adapter: Adapter, path: str, name: str, rows: slice, lora: LoraConfig) -> dict[str, Tensor]:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmdata_train.checkpoint import load_base
+from mmdata_train.errors import AdapterError
 from mmdata_train.lora.adapter import Adapter
 from mmdata_train.lora.fill import initialize_adapters, initialize_added, load_adapters, merge_into_base
+from mmdata_train.lora.fits import check_fits
 from mmdata_train.lora.peft import from_peft, read_adapter
 from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.lora.tokens import AddedTokens
+from mmdata_train.model.config import ModelConfig
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.run_folder import read_state
 
@@ -35,6 +38,20 @@ class AdapterStart:
 def holds_adapters(checkpoint: Path) -> bool:
     """Whether a checkpoint is of a LoRA run. Raises CheckpointError."""
     return read_state(checkpoint).get("lora") is not None
+
+
+def check_start(folder: Path, model: ModelConfig, lora: LoraConfig, *, merge_first: bool = False) -> None:
+    """Refuse a PEFT folder the run cannot begin from, by its headers, before a model is loaded or ranks are started.
+
+    Raises AdapterError naming the folder and what does not fit, with both sizes.
+    """
+    adapter = read_adapter(folder, mapped=True)
+    try:
+        if merge_first and not adapter.paths():
+            raise AdapterError("it holds no low-rank update that could be merged")
+        check_fits(adapter, model, shape_of(adapter) if merge_first else lora)
+    except AdapterError as error:
+        raise AdapterError(f"lora_from {folder}: {error}") from None
 
 
 def start_adapters(parts: ModelParts, start: AdapterStart) -> None:

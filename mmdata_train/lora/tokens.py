@@ -8,17 +8,17 @@ in a folder.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 from tokenizers import Tokenizer
 
 from mmdata_train.errors import ConfigError
+from mmdata_train.hf_folder import read_json
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -51,13 +51,7 @@ def tokenizer_file(where: str | Path | None) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file} holds a {type(value).__name__}, not a tokenizer")
-    return value
+    return read_json(file, ConfigError, "give a tokenizer.json")
 
 
 def plan_tokens(where: str | Path | None, tokens: Sequence[str]) -> AddedTokens:
@@ -103,35 +97,47 @@ def _entry(token: str) -> dict[str, Any]:
 
 
 def write_extended(where: str | Path, added: AddedTokens, folder: Path) -> Path:
-    """A copy of the tokenizer that knows the tokens, made whole or not at all; the same on every rank that asks."""
-    file = tokenizer_file(where)
+    """A copy of the tokenizer that knows the tokens, made whole or not at all.
+
+    Ranks that ask at once wait for the first, which writes; the others find it done. The system lets go of the lock of
+    a process that dies, and the next one removes what it left.
+    """
+    tokenizer_file(where)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.partial"
-    scratch.mkdir()
-    try:
-        for other in sorted(file.parent.iterdir()) if Path(where).is_dir() else [file]:
-            if other.is_file() and not other.name.endswith(NOT_TOKENIZER):
-                shutil.copyfile(other, scratch / other.name)
-        (scratch / TOKENIZER).write_text(_dump(_extended(_read(file), added)), encoding="utf-8")
-        settings = scratch / SETTINGS
-        if settings.is_file():
-            raw = _read(settings)
-            if isinstance(raw.get("added_tokens_decoder"), dict):
-                for token, number in zip(added.tokens, added.ids, strict=True):
-                    raw["added_tokens_decoder"].setdefault(str(number), _entry(token))
-                settings.write_text(_dump(raw), encoding="utf-8")
-        if folder.is_dir() and (folder / TOKENIZER).is_file():
-            if (folder / TOKENIZER).read_bytes() == (scratch / TOKENIZER).read_bytes():
-                return folder
-            shutil.rmtree(folder)
-        try:
-            os.rename(scratch, folder)
-        except OSError:
-            if not (folder / TOKENIZER).is_file():  # else another rank was faster, with the same bytes
-                raise
-    finally:
+    with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
+        scratch = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            _write_copy(Path(where), added, scratch)
+            if folder.is_dir() and _same_files(scratch, folder):
+                return folder
+            if folder.exists():
+                shutil.rmtree(folder)
+            scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _write_copy(where: Path, added: AddedTokens, scratch: Path) -> None:
+    file = tokenizer_file(where)
+    for other in sorted(file.parent.iterdir()) if where.is_dir() else [file]:
+        if other.is_file() and not other.name.endswith(NOT_TOKENIZER):
+            shutil.copyfile(other, scratch / other.name)
+    (scratch / TOKENIZER).write_text(_dump(_extended(_read(file), added)), encoding="utf-8")
+    settings = scratch / SETTINGS
+    if settings.is_file():
+        raw = _read(settings)
+        if isinstance(raw.get("added_tokens_decoder"), dict):
+            for token, number in zip(added.tokens, added.ids, strict=True):
+                raw["added_tokens_decoder"].setdefault(str(number), _entry(token))
+            settings.write_text(_dump(raw), encoding="utf-8")
+
+
+def _same_files(wanted: Path, there: Path) -> bool:
+    files = [(path, there / path.name) for path in wanted.iterdir()]
+    return all(other.is_file() and other.read_bytes() == path.read_bytes() for path, other in files)
 
 
 def _extended(raw: dict[str, Any], added: AddedTokens) -> dict[str, Any]:

@@ -146,8 +146,17 @@ def test_c_eval_cmmlu_and_own_layouts_are_read(tmp_path: Path) -> None:
     [
         ("id,question,A,B,answer\n0,q,x,y,\n", r"law.csv:2: the answer is ''; it must be one of A, B"),
         ("id,question,A,B,answer\n0,q,x,y,C\n", "the answer is 'C'"),
-        ("id,question,A,B,answer\n0,,x,y,A\n", "no question"),
-        ("id,question,A,answer\n0,q,x,A\n", "1 options"),
+        ("id,question,A,B,answer\n0,,x,y,A\n", "the question is ''; it must be a text"),
+        ("id,question,A,answer\n0,q,x,A\n", "1 options that are not empty"),
+        (
+            "id,Question,A,B\n0,q,x,y\n",
+            r"csv:2: no `answer` here; there are id, question, a, b; wanted are question",
+        ),
+        (
+            "id,question,one,two,answer\n0,q,x,y,A\n",
+            "no options here; there are id, question, one, two, answer",
+        ),
+        (",text,A,B,answer\n0,q,x,y,A\n", r"no `question` here; there are \(a column without a name\), text, a, b"),
         ("id,question,A,B,answer\n0,q,x,y\n", "does not have the header's columns"),
         ("id,question,A,B,answer\n", "holds no question"),
     ],
@@ -186,5 +195,5 @@ def test_output_that_is_a_file_is_refused_before_scoring(tmp_path: Path) -> None
     file = tmp_path / "taken"
     file.write_text("", encoding="utf-8")
     suite = Flags(answers=("a.jsonl",), suite={"output": str(file), "overwrite": True}).to_suite()
-    with pytest.raises(EvaluationError, match="taken is a file or lies below one; give a folder"):
+    with pytest.raises(EvaluationError, match="taken is a file; give a folder"):
         evaluate(suite)

@@ -11,21 +11,22 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
-from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E402
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed  # noqa: E402
 
+from mmdata_train.checkpoint_storage import RawWriter  # noqa: E402
 from mmdata_train.errors import ConfigError, ExportError  # noqa: E402
 from mmdata_train.export.command import export_checkpoint  # noqa: E402
 from mmdata_train.export.description import config_of_shape  # noqa: E402
 from mmdata_train.export.options import ExportOptions  # noqa: E402
 from mmdata_train.export.origin import Origin  # noqa: E402
 from mmdata_train.export.sizes import parse_bytes  # noqa: E402
-from mmdata_train.export.stream import Entry, plan_shards, write_weights  # noqa: E402
+from mmdata_train.export.stream import plan_shards, write_weights  # noqa: E402
 from mmdata_train.hf_config import config_from_json  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.model.config import ModelConfig, RopeScaling  # noqa: E402
 from mmdata_train.model.decoder import Decoder  # noqa: E402
 from mmdata_train.run_folder import FORMAT, STATE  # noqa: E402
+from mmdata_train.safetensors_file import Entry  # noqa: E402
 
 
 def test_library_reads_back_every_dtype_shape_and_view(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def write_checkpoint(folder: Path, model: ModelConfig) -> tuple[int, int]:
     """A one-rank checkpoint of random weights; returns the bytes of all weights and of the largest."""
     made = Decoder(model)
     weights = {f"model.{name}": torch.randn_like(weight) for name, weight in made.named_parameters()}
-    save_distributed(weights, storage_writer=FileSystemWriter(folder), no_dist=True)
+    save_distributed(weights, storage_writer=RawWriter(folder), no_dist=True)
     state = {"format": FORMAT, "step": 1, "origin": Origin(model=model).to_state()}
     (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
     sizes = [weight.nbytes for weight in weights.values()]

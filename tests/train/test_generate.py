@@ -13,11 +13,13 @@ torch = pytest.importorskip("torch")
 from click.testing import CliRunner  # noqa: E402
 
 from mmdata_train.cli import main  # noqa: E402
-from mmdata_train.errors import ConfigError, GenerationError  # noqa: E402
+from mmdata_train.errors import ConfigError, GenerationError, ModelError  # noqa: E402
+from mmdata_train.export.description import generation_config  # noqa: E402
 from mmdata_train.generation.generate import generate, generate_ids, refuse_unknown_ids  # noqa: E402
 from mmdata_train.generation.model import LoadedModel, open_model  # noqa: E402
 from mmdata_train.generation.prompts import ChatPrompter, text_prompt  # noqa: E402
 from mmdata_train.generation.sampling import Chooser, GenerationOptions, warp  # noqa: E402
+from mmdata_train.generation.sources import find_source  # noqa: E402
 from mmdata_train.generation.text import TextStream  # noqa: E402
 from mmdata_train.hf import load_weights  # noqa: E402
 from mmdata_train.hf_config import config_from_folder  # noqa: E402
@@ -235,6 +237,13 @@ def test_the_command_answers_prompts_and_files_and_refuses_what_does_not_fit(sha
     assert lines[0]["prediction"].startswith(" a time") and lines[0]["ended"] == "length"
     again = run(main, command)
     assert again.exit_code == 1 and "exists" in again.stderr
+    file.write_text('{"id": "a", "prompt": "Once"}\n\n{"prompt": "' + "Once upon " * 300 + '"}\n', encoding="utf-8")
+    long = run(main, [*command, "--overwrite"])
+    assert long.exit_code == 1 and f"{file}:3 has " in long.stderr and "the model takes 512" in long.stderr
+    answered = [{"role": "user", "content": "x"}, *[{"role": "assistant", "content": "y"}] * 2]
+    file.write_text(json.dumps({"messages": answered}) + "\n", encoding="utf-8")
+    asked = run(main, [*command, "--overwrite", "--chat", "--chat-template", "chatml"])
+    assert asked.exit_code == 1 and f"{file}:1: a conversation to be answered ends with" in asked.stderr
     other = str(shared / "tokenizers" / "qwen3")
     for arguments, words, code in [
         ([model], "give --prompt TEXT", 2),
@@ -246,6 +255,26 @@ def test_the_command_answers_prompts_and_files_and_refuses_what_does_not_fit(sha
     ]:
         refused = run(main, ["generate", *arguments])
         assert words in refused.stderr and refused.exit_code == code, refused.output
+
+
+@pytest.mark.parametrize("value", ["x", "2", [2, "3"], True, 2.0, -1, {"id": 2}])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_end_that_is_no_token_id_is_refused(value: Any, file: str, tmp_path: Path) -> None:
+    facts = {"config.json": {"model_type": "llama", **SIZES}, "generation_config.json": {"eos_token_id": [2, 3]}}
+    facts[file] = {**facts[file], "eos_token_id": value}
+    for name, content in facts.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=rf"{file}: eos_token_id is .*; it must be a token id"):
+        find_source(tmp_path)
+    config, generation = facts["config.json"], facts["generation_config.json"]
+    with pytest.raises(ModelError, match=rf"{file} of the source: eos_token_id is .*; it must be a token id"):
+        generation_config(generation, config, [9])
+
+
+def test_ends_of_both_files_are_taken_and_written() -> None:
+    config = {"eos_token_id": 4, "bos_token_id": 1}
+    assert generation_config({"eos_token_id": [2, 3]}, config, [9, 4])["eos_token_id"] == [2, 3, 4, 9]
+    assert generation_config(None, {"eos_token_id": None}, []) == {"_from_model_config": True}
 
 
 def test_the_command_talks_in_turns(shared: Path) -> None:

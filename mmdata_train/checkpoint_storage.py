@@ -1,0 +1,118 @@
+"""A checkpoint's tensors as plain bytes, each with its checksum, in one file a rank.
+
+torch's own writer makes an archive of every tensor (1.6 KB beside its numbers) and repeats names in its index: much for
+adapters, whose tensors are small. Here a tensor takes its bytes (row by row, little-endian), eight of their xxh3-64
+behind them, and some 190 of the index; planning, sharding and the index's format stay torch's. Entries are marked by
+their `transform_descriptors`; those without the mark are torch's own and read by torch. Reading takes the memory of
+one chunk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from mmdata_train.errors import CheckpointError
+
+RAW = ("mmdata.raw/1",)
+T = TypeVar("T")
+
+
+class RawWriter(FileSystemWriter):
+    """torch's file writer, with raw tensors. Files are on disk when a save returns."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's tensors one behind the other."""
+        name = f"{plan.storage_data.prefix}0.distcp"
+        results = []
+        with (Path(self.path) / name).open("wb") as file:
+            for item in plan.items:
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, Tensor), f"{item.index.fqn}: a checkpoint's state is tensors"
+                content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                place = _StorageInfo(name, file.tell(), len(content), transform_descriptors=RAW)
+                results.append(WriteResult(index=item.index, size_in_bytes=len(content), storage_data=place))
+                file.write(content)
+                file.write(xxhash.xxh3_64_digest(content))
+            file.flush()
+            os.fsync(file.fileno())
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the index, in which equal names and sizes are one object: a pickle stores those once."""
+        shared = _Shared()
+        for stored in metadata.state_dict_metadata.values():
+            assert isinstance(stored, TensorStorageMetadata)
+            stored.properties = shared.of(stored.properties, repr(stored.properties))
+            stored.size = shared.of(stored.size)
+            stored.chunks = [
+                replace(chunk, offsets=shared.of(chunk.offsets), sizes=shared.of(chunk.sizes))
+                for chunk in stored.chunks
+            ]
+        named = metadata.state_dict_metadata.items()
+        metadata.state_dict_metadata = {shared.of(name): stored for name, stored in named}
+        if isinstance(metadata.planner_data, dict):
+            paths = metadata.planner_data.items()
+            metadata.planner_data = {shared.of(n): tuple(map(shared.of, path)) for n, path in paths}
+        super().finish(metadata, [[_lean(result, shared) for result in part] for part in results])
+
+
+class _Shared:
+    """Equal values as one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, value: T, key: Hashable = None) -> T:
+        found: T = self._known.setdefault((type(value), value if key is None else key), value)
+        return found
+
+
+def _lean(result: WriteResult, shared: _Shared) -> WriteResult:
+    old, place = result.index, result.storage_data
+    index = MetadataIndex(shared.of(old.fqn), index=old.index)
+    if old.offset is not None:
+        object.__setattr__(index, "offset", shared.of(old.offset))
+    return replace(result, index=index, storage_data=replace(place, relative_path=shared.of(place.relative_path)))
+
+
+def is_raw(place: _StorageInfo) -> bool:
+    """Whether a tensor was written by RawWriter."""
+    return tuple(place.transform_descriptors or ()) == RAW
+
+
+def read_raw(folder: Path, place: _StorageInfo, item: ReadItem, metadata: Metadata) -> Tensor:
+    """The part of a stored chunk that is asked for. Raises CheckpointError for bytes that are not those written."""
+    stored = metadata.state_dict_metadata[item.storage_index.fqn]
+    assert isinstance(stored, TensorStorageMetadata)
+    chunk = next(c for c in stored.chunks if c.offsets == item.storage_index.offset)
+    path = folder / Path(place.relative_path).name
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        content, digest = bytearray(file.read(place.length)), file.read(8)
+    size = chunk.sizes.numel() * stored.properties.dtype.itemsize
+    if digest != xxhash.xxh3_64_digest(content) or len(content) != size:
+        raise CheckpointError(
+            f"{path}: bytes {place.offset:,} to {place.offset + place.length:,}, which hold {item.storage_index.fqn},"
+            " are not those that were written; use an earlier checkpoint"
+        )
+    if not content:
+        return torch.empty(chunk.sizes, dtype=stored.properties.dtype)
+    whole = torch.frombuffer(content, dtype=stored.properties.dtype).reshape(chunk.sizes)
+    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        whole = whole.narrow(dim, start, length)
+    return whole
