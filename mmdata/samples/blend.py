@@ -20,6 +20,8 @@ from mmdata.samples.cache import Arrays, cached, key_of
 from mmdata.samples.order import Engine
 from mmdata.samples.rows import Indices, Rows, SampleSet
 
+_AT_ONCE = 1 << 20  # draws that are counted or moved at once, to need no second array of all draws
+
 
 def shares_of(weights: Sequence[float]) -> NDArray[np.float64]:
     """Weights over their sum, as Megatron normalises them.
@@ -104,7 +106,9 @@ class BlendedSamples:
         else:
             datasets, samples = orders.blend_index(self._shares, self._draws, self.engine)
         if self.offsets and any(self.offsets):
-            samples += np.array(self.offsets, dtype=np.int64)[datasets]
+            offsets = np.array(self.offsets, dtype=np.int64)
+            for start in range(0, len(samples), _AT_ONCE):
+                samples[start : start + _AT_ONCE] += offsets[datasets[start : start + _AT_ONCE]]
         return {"dataset_index": datasets, "dataset_sample_index": samples}
 
     def _check_supply(self) -> None:
@@ -120,8 +124,8 @@ class BlendedSamples:
         """How many of the first `stop` draws (all when None) go to each set, int64 [sets]."""
         counts: NDArray[np.int64] = np.zeros(len(self.sets), dtype=np.int64)
         index = self.dataset_index[:stop]
-        for start in range(0, len(index), 1 << 22):
-            counts += np.bincount(index[start : start + (1 << 22)], minlength=len(self.sets))
+        for start in range(0, len(index), _AT_ONCE):
+            counts += np.bincount(index[start : start + _AT_ONCE], minlength=len(self.sets))
         return counts
 
     @property

@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 from mmdata.errors import OutputError
 from mmdata.indexed.durable import disk_faults, remove, sync_directory
 from mmdata.indexed.manifest import canonical_json
-from mmdata.indexed.mapping import map_file
+from mmdata.indexed.mapping import forget, map_file
 
 Arrays = dict[str, NDArray[Any]]
+# What a builder gives: all arrays, or one after the other, each of which is let go once it is written.
+Built = Arrays | Iterator[tuple[str, NDArray[Any]]]
 
 # Raise it when the code that builds any index changes what it builds: old entries are then left alone.
 CODE_VERSION = 1
@@ -53,17 +55,20 @@ def content_hash(content: NDArray[np.uint8], budget: int = _HASHED_WHOLE) -> str
     state = xxhash.xxh3_128(str(content.size).encode())
     for start in np.linspace(0, content.size - _PIECE, budget // _PIECE).astype(np.int64).tolist():
         state.update(content[start : start + _PIECE].data)
+        forget(content[start : start + _PIECE])  # a fault may map far more than the piece
     return str(state.hexdigest())
 
 
-def cached(directory: str | os.PathLike[str] | None, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
+def cached(directory: str | os.PathLike[str] | None, facts: Mapping[str, Any], build: Callable[[], Built]) -> Arrays:
     """The arrays that `build` gives, from the cache when they are there; None builds in memory and keeps nothing.
+
+    A builder that gives its arrays one by one needs memory for those that it still holds, not for all.
 
     facts: JSON values that decide the arrays. Arrays from the cache are read-only maps that stay valid on their own.
     Raises OutputError when the folder cannot be written.
     """
     if directory is None:
-        return build()
+        return dict(_items(build()))
     folder = os.fspath(directory)
     with disk_faults(folder):
         os.makedirs(folder, exist_ok=True)
@@ -74,12 +79,14 @@ def cached(directory: str | os.PathLike[str] | None, facts: Mapping[str, Any], b
     with _turn(entry + ".lock") as waited:
         found = _load(entry, facts) if waited else None
         if found is None:
-            arrays = build()
-            _store(entry, facts, arrays)
+            _store(entry, facts, _items(build()))
             found = _load(entry, facts)
-            # Someone may empty the folder at any time; what was built is right all the same.
-            return arrays if found is None else found
-    return found
+    # Someone may empty the folder at any time, even now.
+    return dict(_items(build())) if found is None else found
+
+
+def _items(built: Built) -> Iterator[tuple[str, NDArray[Any]]]:
+    return iter(built.items()) if isinstance(built, dict) else built
 
 
 def _load(entry: str, facts: Mapping[str, Any]) -> Arrays | None:
@@ -113,17 +120,14 @@ def _parse(description: Any, content: NDArray[np.uint8], facts: Mapping[str, Any
     return arrays
 
 
-def _store(entry: str, facts: Mapping[str, Any], arrays: Arrays) -> None:
+def _store(entry: str, facts: Mapping[str, Any], items: Iterator[tuple[str, NDArray[Any]]]) -> None:
     own = f"{entry}.{uuid.uuid4().hex}"
-    places, size = {}, 0
-    for name, array in arrays.items():
-        places[name] = (array.dtype.str, array.shape, size)
-        size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    places: dict[str, tuple[str, tuple[int, ...], int]] = {}
     try:
         with disk_faults(entry):
-            _write(own + ".bin", lambda file: _write_arrays(file, arrays))
+            _write(own + ".bin", lambda file: _write_arrays(file, items, places))
             content = map_file(own + ".bin")
-            description = {"facts": dict(facts), "arrays": places, "size": size, "hash": content_hash(content)}
+            description = {"facts": dict(facts), "arrays": places, "size": content.size, "hash": content_hash(content)}
             del content
             _write(own + ".json", lambda file: file.write(canonical_json(description)))
             _publish(own, entry)
@@ -140,10 +144,13 @@ def _write(path: str, fill: Callable[[BinaryIO], Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _write_arrays(file: BinaryIO, arrays: Arrays) -> None:
-    for array in arrays.values():
+def _write_arrays(file: BinaryIO, items: Iterator[tuple[str, NDArray[Any]]], places: dict[str, Any]) -> None:
+    """Write the arrays as they come, and into `places` what and where they are."""
+    for name, array in items:
+        places[name] = (array.dtype.str, array.shape, file.tell())
         file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         file.write(bytes(-array.nbytes % _ALIGNMENT))
+        del array  # before the next one is built
 
 
 def _publish(own: str, entry: str) -> None:

@@ -20,7 +20,7 @@ from mmdata.errors import EmptySplitError, SampleRangeError
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.samples import order as orders
 from mmdata.samples import part_kernels
-from mmdata.samples.cache import Arrays, cached, key_of
+from mmdata.samples.cache import Built, cached, key_of
 from mmdata.samples.order import Cut, Engine
 from mmdata.samples.reopened import Reopened, opened
 from mmdata.samples.rows import Indices, Rows
@@ -82,7 +82,7 @@ class GPTSamples(Reopened):
             "drop_last": self.drop_last,
         }
 
-    def _build(self) -> Arrays:
+    def _build(self) -> Built:
         lengths = self.group.lengths
         tokens = int(lengths[self._range.start : self._range.stop].sum(dtype=np.int64))
         try:
@@ -91,11 +91,7 @@ class GPTSamples(Reopened):
             part = f"{self.subset} of split {self.split} ({len(self._range):,} of {len(self.group):,} sequences)"
             where = self.group.prefixes[0] if self.split is None else f"{self.group.prefixes[0]}, {part}"
             raise EmptySplitError(f"{where}: {error}") from None
-        rng = np.random.RandomState(self.seed)
-        documents = orders.document_index(self._range, plan, rng, self.engine)
-        samples = orders.sample_index(lengths, documents, plan, self._cut, self.engine)
-        shuffle = orders.shuffle_index(plan, rng, self.engine)
-        return {"document_index": documents, "sample_index": samples, "shuffle_index": shuffle}
+        return orders.index_arrays(lengths, self._range, plan, self._cut, self.seed, self.engine)
 
     @property
     def isolates(self) -> bool:

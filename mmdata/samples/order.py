@@ -5,12 +5,14 @@ order in which samples are drawn. Blend: which set each draw goes to. Definition
 (GPTDataset, BlendedDataset and their compiled helper); docs/samples.md lists where the results differ on purpose:
 where Megatron hangs, overflows or reads past an array.
 
-Ten million documents of 500 tokens take under a second and 45 MiB beside the lengths. `engine="numpy"` gives the same
-values without numba, three to ten times slower.
+Ten million documents of 500 tokens take half a second and 48 MiB beside the lengths, or 52 MiB, the size of the three
+arrays, where all of them stay in memory. `engine="numpy"` gives the same values without numba, three to ten times
+slower.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -189,6 +191,23 @@ def shuffle_index(plan: EpochPlan, rng: np.random.RandomState, engine: Engine = 
     if border < plan.samples:
         _shuffle(index[border:], rng, engine)
     return index
+
+
+def index_arrays(
+    lengths: Array, sequences: range, plan: EpochPlan, cut: Cut, seed: int, engine: Engine = "auto"
+) -> Iterator[tuple[str, Array]]:
+    """`document_index`, `sample_index` and `shuffle_index` by name, one after the other.
+
+    No more than the first two are held at once: 4 bytes a document and 8 a sample.
+    """
+    rng = np.random.RandomState(seed)
+    documents = document_index(sequences, plan, rng, engine)
+    yield "document_index", documents
+    samples = sample_index(lengths, documents, plan, cut, engine)
+    del documents
+    yield "sample_index", samples
+    del samples
+    yield "shuffle_index", shuffle_index(plan, rng, engine)
 
 
 def blend_index(weights: Array, size: int, engine: Engine = "auto") -> tuple[Array, Array]:

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,40 @@ def test_mapped_arrays_outlive_their_files(tmp_path: Path) -> None:
     for name in files(tmp_path):
         os.unlink(tmp_path / name)
     assert kept["a"].sum() == arrays()["a"].sum()
+
+
+def test_an_array_built_after_another_finds_that_one_written_and_let_go(tmp_path: Path) -> None:
+    alive: list[weakref.ref[np.ndarray]] = []
+
+    def one_by_one() -> Iterator[tuple[str, np.ndarray]]:
+        for name, array in arrays().items():
+            assert not [ref for ref in alive if ref() is not None]
+            copy = array.copy()
+            alive.append(weakref.ref(copy))
+            yield name, copy
+            del copy
+
+    found = cached(tmp_path, FACTS, one_by_one)
+    assert list(found) == list(arrays())
+    assert all(np.array_equal(found[name], array) for name, array in arrays().items())
+    kept = cached(None, FACTS, lambda: iter(arrays().items()))
+    assert all(np.array_equal(kept[name], array) for name, array in arrays().items())
+
+
+def test_a_folder_emptied_while_the_index_is_written_costs_a_second_build(tmp_path: Path) -> None:
+    calls = []
+
+    def emptied() -> Iterator[tuple[str, np.ndarray]]:
+        calls.append(1)
+        yield from arrays().items()
+
+    def load(entry: str, facts: Any) -> None:
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmdata.samples.cache._load", load)
+        found = cached(tmp_path, FACTS, emptied)
+    assert len(calls) == 2 and all(np.array_equal(found[name], array) for name, array in arrays().items())
 
 
 @pytest.mark.parametrize("fault", ["cut", "flipped", "empty", "no_bin", "bad_json", "other_facts", "no_key"])
