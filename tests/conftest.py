@@ -1,11 +1,15 @@
-"""Where the real inputs are, for tests that use them when present and skip without."""
+"""Where the real inputs are, and what all tests share so that it is done once: imports of ranks, checks of engines."""
 
 from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from mmdata import tokenizer
+from mmdata.tokenizers.engine_choice import Verdict, choose, resume
 
 # Processes forked from the server share what it imported: a rank starts in milliseconds in place of three seconds.
 multiprocessing.set_forkserver_preload(["mmdata_train.parity"])
@@ -19,3 +23,27 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the shared corpora are not on this machine")
     return SHARED
+
+
+VERDICTS: dict[tuple[Any, ...], Verdict] = {}
+
+
+def choose_once(engines: Any, wanted: str, special: Any, sample: Any) -> Any:
+    """As `choose`, but a tokenizer that passed its self-check in this process is not checked again: it takes 1 s."""
+    kind = getattr(engines.reference, "__self__", None)
+    if kind is None or engines.fast is None:
+        return choose(engines, wanted, special, sample)
+    key = (wanted, kind.name, kind.fingerprint, tuple(special))
+    if key in VERDICTS:
+        return resume(engines, VERDICTS[key]), VERDICTS[key]
+    encoder, verdict = choose(engines, wanted, special, sample)
+    if verdict.fast:
+        VERDICTS[key] = verdict
+    return encoder, verdict
+
+
+@pytest.fixture(autouse=True)
+def one_self_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are checked each time in the tests of tokenizers, which are about it; elsewhere once a tokenizer."""
+    if request.path.parent.name != "tokenizers":
+        monkeypatch.setattr(tokenizer, "choose", choose_once)
