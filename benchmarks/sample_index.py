@@ -1,6 +1,6 @@
 """Times index building, blending, batch filling and cached start beside megatron-core in one run.
 
-    python benchmarks/sample_index.py [--documents 10000000] [--only index,blend,fill,start]
+    python benchmarks/sample_index.py [--documents N] [--only index,blend,fill,start] [--corpora DIR --tokenizer DIR]
 
 Times are process CPU seconds of one core; memory is growth of the peak resident set in a process of its own. The last
 column is Megatron's time over ours. Builds about 300 MB of shards in a temporary folder for the last two tables.
@@ -65,6 +65,27 @@ def build_ours(documents: int, results: Any) -> None:
     results.put(found | {"mib": peak_mib() - before})
 
 
+def build_into_cache(documents: int, results: Any) -> None:
+    """As GPTSamples with a cache_dir does: each array is written as soon as nothing needs it any more."""
+    from mmdata.samples.cache import cached
+    from mmdata.samples.order import Cut, index_arrays, plan_epochs
+
+    cut = Cut(SEQ_LENGTH)
+
+    def build(lengths: np.ndarray, folder: str) -> dict[str, Any]:
+        plan = plan_epochs(int(lengths.sum(dtype=np.int64)), None, cut)
+        return cached(folder, {}, lambda: index_arrays(lengths, range(len(lengths)), plan, cut, 1234))
+
+    with tempfile.TemporaryDirectory() as small, tempfile.TemporaryDirectory() as folder:
+        lengths = lengths_of(documents)
+        build(lengths[:1000], small)
+        before = peak_mib()
+        spent, arrays = timed(lambda: build(lengths, folder))
+        held = sum(array.nbytes for array in arrays.values()) / 2**20
+        results.put({"mib": peak_mib() - before, "seconds": spent, "arrays": held})
+        del arrays
+
+
 def build_megatrons(documents: int, results: Any) -> None:
     from megatron.core.datasets import helpers
     from megatron.core.datasets.gpt_dataset import _build_document_index, _build_shuffle_index
@@ -107,7 +128,9 @@ def index_table(documents: int) -> None:
         print(f"  {name:10} {ours[name]:8.3f} s  megatron {theirs[name]:8.3f} s  {theirs[name] / ours[name]:5.2f} x")
     total = [sum(found[name] for name in ("documents", "samples", "order")) for found in (ours, theirs)]
     print(f"  {'all':10} {total[0]:8.3f} s  megatron {total[1]:8.3f} s  {total[1] / total[0]:5.2f} x")
-    print(f"  memory     {ours['mib']:+8.0f} MiB megatron {theirs['mib']:+8.0f} MiB")
+    kept = in_own_process(build_into_cache, documents)
+    print(f"  memory     {ours['mib']:+8.1f} MiB megatron {theirs['mib']:+8.1f} MiB (arrays {kept['arrays']:.1f} MiB)")
+    print(f"  with a cache folder {kept['seconds']:.3f} s and {kept['mib']:+.1f} MiB, writing and hashing included")
 
 
 def blend_table(draws: int) -> None:
@@ -143,30 +166,56 @@ def copy_runs(places: Any, tokens: Any, size: int, out: Any) -> None:
                 target[k] = source[k]
 
 
-def fill_table(folder: Path) -> None:
+def synthetic(folder: Path) -> dict[str, list[str]]:
+    """20 M random tokens in documents of about 500 or 20,000, in one shard and in 20, as uint16 and int32."""
     from mmdata.indexed.writer import ShardWriter
+
+    made = {}
+    for vocab_size, mean, shards in (
+        (50_000, 500, 1), (50_000, 20_000, 1), (150_000, 500, 1), (150_000, 20_000, 1), (150_000, 100, 1),
+        (150_000, 500, 20),
+    ):  # fmt: skip
+        rng = np.random.RandomState(0)
+        prefixes = [str(folder / f"s{vocab_size}_{mean}_{shards}_{number}") for number in range(shards)]
+        for prefix in prefixes:
+            lengths = rng.randint(1, 2 * mean, size=20_000_000 // mean // shards)
+            with ShardWriter(prefix, vocab_size=vocab_size) as writer:
+                writer.add_documents(rng.randint(0, vocab_size, size=int(lengths.sum())), lengths)
+        made[f"vocabulary {vocab_size:,}, {mean:,}-token documents, {shards} shards"] = prefixes
+    return made
+
+
+def converted(corpora: Path, tokenizer: Path, folder: Path) -> dict[str, list[str]]:
+    """The corpora as shards: each file one, and all as one set."""
+    from mmdata import convert
+
+    made = {}
+    for file in sorted({*corpora.glob("*prose*"), *corpora.glob("zh_*")}):
+        prefix = folder / file.name.split(".")[0]
+        convert(file, prefix, tokenizer, recipe="none", pii="off", dedup="none", workers=1)
+        made[file.name.split(".")[0]] = [f"{prefix}_text_document"]
+    return made | {"all of them": sorted({prefixes[0] for prefixes in made.values()})}
+
+
+def fill_table(sets: dict[str, list[str]]) -> None:
     from mmdata.samples import GPTSamples
 
     print(f"samples of {SEQ_LENGTH} tokens copied into a preallocated batch of 64, warm pages")
-    for vocab_size, mean in ((50_000, 500), (50_000, 20_000), (150_000, 500), (150_000, 20_000)):
-        rng = np.random.RandomState(0)
-        lengths = rng.randint(1, 2 * mean, size=20_000_000 // mean)
-        with ShardWriter(str(folder / f"s{vocab_size}_{mean}"), vocab_size=vocab_size) as writer:
-            writer.add_documents(rng.randint(0, vocab_size, size=int(lengths.sum())), lengths)
-        samples = GPTSamples(str(folder / f"s{vocab_size}_{mean}"), SEQ_LENGTH, None)
+    for name, prefixes in sets.items():
+        samples = GPTSamples(prefixes, SEQ_LENGTH, None)
         out = np.zeros((64, SEQ_LENGTH + 1), samples.group.dtype)
-        batches = [np.arange(start, start + 64) % len(samples) for start in range(0, len(samples), 64)]
-        tokens = np.array(samples.group.shards[0].tokens)
-        run = min(mean, SEQ_LENGTH)
+        batches = [np.arange(start, start + 64) % len(samples) for start in range(0, max(len(samples), 640), 64)]
+        tokens = np.concatenate([shard.tokens for shard in samples.group.shards])
+        run = min(int(samples.group.lengths.mean()), SEQ_LENGTH)
         places = np.random.RandomState(1).randint(0, len(tokens) - run, size=(len(batches), 64 * SEQ_LENGTH // run))
         best = bound = 0.0
-        for _ in range(5):
+        for _ in range(7):
             spent, _ = timed(lambda b=batches, s=samples, o=out: [s.fill(indices, o) for indices in b])
             best = max(best, 64 * len(batches) / spent)
             spent, _ = timed(lambda p=places, t=tokens, n=run, o=out: copy_runs(p, t, n, o.reshape(-1)))
             bound = max(bound, places.size * run / SEQ_LENGTH / spent)
-        name = f"{samples.group.dtype.name:6} documents of {mean:6,} tokens"
-        print(f"  {name}: {best:9,.0f} samples/s a core, bare copies of such runs {bound:9,.0f}")
+        facts = f"{samples.group.dtype.name}, {len(tokens) / 1e6:.1f} M tokens, {run:,} a run"
+        print(f"  {name} ({facts}): {best:,.0f} samples/s a core, bare copies of such runs {bound:,.0f}")
 
 
 def start_table(folder: Path, shards: int) -> None:
@@ -197,6 +246,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=10_000_000)
     parser.add_argument("--shards", type=int, default=500)
     parser.add_argument("--only", default="index,blend,fill,start")
+    parser.add_argument("--corpora", type=Path, help="a folder of text files to convert and fill batches from")
+    parser.add_argument("--tokenizer", type=Path)
     options = parser.parse_args()
     chosen = options.only.split(",")
     if "index" in chosen:
@@ -205,7 +256,9 @@ def main() -> None:
         blend_table(options.draws)
     with tempfile.TemporaryDirectory() as folder:
         if "fill" in chosen:
-            fill_table(Path(folder))
+            fill_table(synthetic(Path(folder)))
+            if options.corpora:
+                fill_table(converted(options.corpora, options.tokenizer, Path(folder)))
         if "start" in chosen:
             start_table(Path(folder), options.shards)
 
