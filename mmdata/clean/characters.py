@@ -18,6 +18,7 @@ _C0 = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _C1 = re.compile("[\x80-\x9f]")
 _LONE_C1 = re.compile("(?<![\x80-\U0010ffff])[\x80-\x9f](?![\x80-\U0010ffff])")
 _LONE_SURROGATE = re.compile("(?<![\ud800-\udbff])[\udc00-\udfff]|[\ud800-\udbff](?![\udc00-\udfff])")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPES = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
 
 _INVISIBLE = re.compile("[" + "".join(re.escape(chr(code)) for code in sorted(INVISIBLE_CODES)) + "]")
@@ -30,13 +31,14 @@ _PRIVATE = re.compile(
     + "".join(chr(plane << 16 | low) for plane in range(1, 15) for low in (0xFFFE, 0xFFFF))
     + "]"
 )
+_PERHAPS_PRIVATE = re.compile("[\ud800-\uf8ff\ufdd0-\ufdef\ufff9-\uffff\U0001fffe-\U0010ffff]")  # few ranges, so fast
 _WIDE_ALNUM = {code: code - 0xFEE0 for code in [*range(0xFF10, 0xFF1A), *range(0xFF21, 0xFF3B), *range(0xFF41, 0xFF5B)]}
 _WIDE_ALL: dict[int, int] = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
 _HAN_OR_KANA = re.compile("[\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _WIDE_WORD = re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+")
 _WIDE_SIGN = re.compile("[\uff01-\uff5e\u3000]")
 _ALNUM = re.compile("[0-9A-Za-z\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
-_ODD_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f]")
+_ODD_SPACES = "\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u205f"
 
 
 def remove_controls(text: str) -> str:
@@ -45,7 +47,9 @@ def remove_controls(text: str) -> str:
     Runs before the encoding repairs. A C1 character between ASCII characters is noise where the text has C0 noise
     too; next to other characters beyond ASCII it is half of a wrong decoding and stays for the repair.
     """
-    text = _LONE_SURROGATE.sub("", _ESCAPES.sub("", text))
+    text = _ESCAPES.sub("", text)
+    if _SURROGATE.search(text):
+        text = _LONE_SURROGATE.sub("", text)
     if _C0.search(text):
         text = _LONE_C1.sub("", text).translate(_DELETED)
     return text
@@ -64,7 +68,8 @@ def remove_invisible(text: str) -> str:
 
     Zero-width joiners and non-joiners stay after emoji and letters of Arabic and Indic scripts, where they show.
     """
-    return _PRIVATE.sub("", _JOINERS.sub("", _INVISIBLE.sub("", text)))
+    text = _JOINERS.sub("", _INVISIBLE.sub("", text))
+    return _PRIVATE.sub("", text) if _PERHAPS_PRIVATE.search(text) else text
 
 
 def fold_fullwidth(text: str) -> str:
@@ -77,7 +82,9 @@ def fold_fullwidth(text: str) -> str:
         return text
     lines = text.split("\n")
     for i, line in enumerate(lines):
-        if _WIDE_SIGN.search(line) and not _HAN_OR_KANA.search(line) and _ALNUM.search(line):
+        if line.isascii() or _HAN_OR_KANA.search(line):
+            continue
+        if _WIDE_SIGN.search(line) and _ALNUM.search(line):
             body = line.lstrip("\u3000")
             lines[i] = line[: len(line) - len(body)] + body.translate(_WIDE_ALL)
     return "\n".join(lines)
@@ -88,10 +95,19 @@ def normalize_nfc(text: str) -> str:
     return unicodedata.normalize("NFC", order_marks(text))
 
 
+MARK_RUN = 64
+
+
+@lru_cache(maxsize=1)
+def combining_marks() -> frozenset[str]:
+    """Characters with a combining class; looks through 126,000 characters, so once."""
+    return frozenset(char for char in map(chr, range(0x300, 0x1F000)) if unicodedata.combining(char))
+
+
 @lru_cache(maxsize=1)
 def _long_mark_runs() -> re.Pattern[str]:
-    marks = [re.escape(chr(code)) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code))]
-    return re.compile("[" + "".join(marks) + "]{64,}")
+    marks = "".join(map(re.escape, sorted(combining_marks())))
+    return re.compile(f"[{marks}]{{{MARK_RUN},}}")
 
 
 def order_marks(text: str) -> str:
@@ -100,6 +116,8 @@ def order_marks(text: str) -> str:
     `unicodedata.normalize` orders marks by insertion: half a million of them in a row would take an hour. Runs that
     are in order already cost it linear time.
     """
+    if combining_marks().isdisjoint(text[::MARK_RUN]):  # a run that long has one there
+        return text
     return _long_mark_runs().sub(lambda match: "".join(sorted(match.group(), key=unicodedata.combining)), text)
 
 
@@ -112,4 +130,6 @@ def normalize_line_ends(text: str) -> str:
 
 def normalize_spaces(text: str) -> str:
     """No-break and typographic spaces become U+0020; U+3000 stays."""
-    return _ODD_SPACES.sub(" ", text)
+    for space in _ODD_SPACES:
+        text = text.replace(space, " ")
+    return text

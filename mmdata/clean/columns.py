@@ -55,11 +55,13 @@ from mmdata.clean.tables import CLASSES
     CURLY,  # {
     RETURNS,  # \r, U+2028, U+2029, U+0085
     ODD_SPACES,  # U+00A0, U+2000-200A, U+202F, U+205F, U+1680
-    MARKUP,  # character references, and < before a letter, / or !
+    REFERENCES,  # character references
+    TAGS,  # < before a letter, / or !
+    OFFICE,  # <o:
     ESCAPES,  # terminal escape sequences
     PII,  # bits of mmdata.clean.pii_kernel: kinds of personal data that could be there
     TAILS,  # line ends after a tab or three spaces
     C0,  # control characters below U+0020, and U+007F
-) = range(CLASSES, CLASSES + 51)
+) = range(CLASSES, CLASSES + 53)
 
-COLUMNS = CLASSES + 51
+COLUMNS = CLASSES + 53

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.clean import columns as c
-from mmdata.clean.loads_kernel import get, pointer
+from mmdata.kernel_loads import get, pointer
 from mmdata.kernels import inlined, kernel
 
 SEED = np.uint64(0x9E3779B97F4A7C15)

@@ -6,8 +6,8 @@ Lines end at \\n only. Indentation, fenced and indented code, tables and the U+3
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from mmdata.clean.signs_kernel import start_key
 from mmdata.errors import BoilerplateListError
 
 Beginnings = dict[str, list[tuple[str, re.Pattern[str]]]]
-_RUN = re.compile(r"(?<=[^\W\d_]) {2,}(?=[^\W\d_])|(?<=[，。；：、！？,;]) {2,}(?=[\u3400-\u9fff])")
+_STOPS = "，。；：、！？,;"
 _LETTERS = re.compile(r"[^\W\d_]")
-_TAIL = re.compile(r"(?<=\S)(?: {3,}[ \t]*| *\t[ \t]*)(?=\n|\Z)")
 _CODE_LINE = re.compile(r"^\s*(?:>|#|\.\.\. )|[|\t{}=#`<>]|--|->")
 
 
@@ -38,22 +37,41 @@ def collapse_space_runs(text: str, min_run: int = 3) -> str:
     and stays, as do lines with signs of code, fenced blocks and indented lines.
     """
     lines = text.split("\n")
-    spans = {
-        i: found
-        for i, line in enumerate(lines)
-        if "   " in line and (found := [m for m in _RUN.finditer(line) if len(m.group()) >= min_run])
-    }
-    fenced = _fenced(lines) if "```" in text or "~~~" in text else frozenset()
-    for i in spans:
-        line = lines[i]
-        if i in fenced or len(spans[i]) != 1 or line.startswith(" ") or _CODE_LINE.search(line):
+    spaces = re.compile(f" {{{max(min_run, 2)},}}")
+    out: list[str] | None = None
+    fenced: frozenset[int] | None = None
+    for i, line in enumerate(lines):
+        if "   " not in line or line[0] == " ":
             continue
-        column = spans[i][0].end()
-        near = [m.end() for j in (i - 1, i + 1) for m in spans.get(j, ())]
-        prose = spans[i][0].start() >= 20 and len(_LETTERS.findall(line)) > 0.7 * len(line.replace(" ", ""))
-        if column not in near and prose:
-            lines[i] = line[: spans[i][0].start()] + " " + line[column:]
-    return "\n".join(lines)
+        runs = _runs(line, spaces)
+        if len(runs) != 1 or runs[0][0] < 20 or _CODE_LINE.search(line):
+            continue
+        start, column = runs[0]
+        if len(_LETTERS.findall(line)) <= 0.7 * len(line.replace(" ", "")):
+            continue
+        near = [lines[j] for j in (i - 1, i + 1) if 0 <= j < len(lines) and "   " in lines[j]]
+        if any(column == end for other in near for _, end in _runs(other, spaces)):
+            continue
+        if fenced is None:
+            fenced = _fenced(lines) if "```" in text or "~~~" in text else frozenset()
+        if i not in fenced:
+            out = out or list(lines)
+            out[i] = line[:start] + " " + line[column:]
+    return text if out is None else "\n".join(out)
+
+
+def _runs(line: str, spaces: re.Pattern[str]) -> list[tuple[int, int]]:
+    """Where spaces stand between two letters, or between Chinese punctuation (, and ; too) and a Han character."""
+    return [span for match in spaces.finditer(line) if _parts_words(line, *(span := match.span()))]
+
+
+def _parts_words(line: str, start: int, stop: int) -> bool:
+    if start == 0 or stop == len(line):
+        return False
+    before, after = line[start - 1], line[stop]
+    if before.isalnum():  # \w without the underscore; a letter is no decimal digit either
+        return not before.isdecimal() and after.isalnum() and not after.isdecimal()
+    return before in _STOPS and "\u3400" <= after <= "\u9fff"
 
 
 def _fenced(lines: list[str]) -> frozenset[int]:
@@ -72,7 +90,14 @@ def strip_line_ends(text: str) -> str:
 
     One space stays, as harmless; two spaces stay, as Markdown's line break.
     """
-    return _TAIL.sub("", text)
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        if line[-1:] in (" ", "\t"):
+            body = line.rstrip(" \t")
+            tail = len(line) - len(body)
+            if (tail > 2 or "\t" in line[-tail:]) and body and not body[-1].isspace():
+                lines[i] = body
+    return "\n".join(lines)
 
 
 def remove_repeated_lines(text: str, min_repeats: int = 3) -> str:
@@ -163,24 +188,28 @@ def remove_boilerplate(text: str, lists: Sequence[str] = ("zh", "en"), edge: int
 
 def _boilerplate_at_edges(text: str, table: Beginnings, edge: int) -> bool:
     """Is there a boilerplate line among the first or last `edge` visible lines? Looks at no other line."""
-    start, count = 0, 0
-    while start <= len(text) and count < edge:
-        stop = text.find("\n", start)
-        stop = len(text) if stop < 0 else stop
-        line = text[start:stop].strip()
-        count += bool(line)
-        if line and _is_boilerplate(line, table):
-            return True
-        start = stop + 1
-    stop, count = len(text), 0
-    while stop >= 0 and count < edge:
-        start = text.rfind("\n", 0, stop) + 1
-        line = text[start:stop].strip()
-        count += bool(line)
-        if line and _is_boilerplate(line, table):
-            return True
-        stop = start - 1
-    return False
+    ends = (partial(text.split, "\n"), partial(text.rsplit, "\n"))
+    return any(_boilerplate_at_end(cut, table, edge, last=cut is ends[1]) for cut in ends)
+
+
+def _boilerplate_at_end(cut: Callable[[int], list[str]], table: Beginnings, edge: int, last: bool) -> bool:
+    """cut: gives so many lines of one end and all others as one string, which comes first where `last`."""
+    most, done, count = 3 * edge, 0, 0
+    while True:
+        pieces = cut(most)
+        whole = len(pieces) <= most
+        lines = pieces if whole else pieces[1:] if last else pieces[:-1]
+        for line in (reversed(lines[: len(lines) - done]) if last else lines[done:]):
+            line = line.strip()
+            if line:
+                if line[:2].lower() in table and _is_boilerplate(line, table):
+                    return True
+                count += 1
+                if count == edge:
+                    return False
+        if whole:
+            return False
+        done, most = len(lines), 8 * most  # an end of many blank lines
 
 
 @lru_cache(maxsize=16)

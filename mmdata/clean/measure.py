@@ -27,7 +27,7 @@ from mmdata.clean.scan_kernel import MARK_FIELDS, scan_batch
 Matrix = npt.NDArray[np.int64]
 
 _PAD = b"\n" * 63  # with the line feed of `join`: what kernels may read before the first and behind the last text
-_CHUNK = 1 << 17  # characters measured at once: the bytes and words then stay in the processor's caches
+_CHUNK = 1 << 17  # bytes measured at once: the text and its words then stay in the processor's caches
 _KEPT = 1 << 22  # bytes of the largest batch whose scratch arrays are kept for the next one
 
 NO_STARTS = np.zeros(65536, np.uint8)
@@ -64,13 +64,17 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def encode_batch(texts: list[str]) -> tuple[npt.NDArray[np.uint8], Matrix]:
-    """UTF-8 of all texts, line feeds before and behind each, in one uint8 array, and their len(texts) + 1 offsets."""
+def utf8(text: str) -> bytes:
+    """The text in UTF-8, lone surrogates passed through as three bytes each."""
     try:
-        parts = [text.encode() for text in texts]
+        return text.encode()
     except UnicodeEncodeError:
-        parts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    offsets = np.full(len(texts) + 1, len(_PAD) + 1, np.int64)
+        return text.encode("utf-8", "surrogatepass")
+
+
+def join_batch(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Matrix]:
+    """All texts, line feeds before and behind each, in one uint8 array, and their len(parts) + 1 offsets."""
+    offsets = np.full(len(parts) + 1, len(_PAD) + 1, np.int64)
     np.cumsum([len(part) + 1 for part in parts], out=offsets[1:])
     offsets[1:] += len(_PAD) + 1
     return np.frombuffer(b"\n".join((_PAD, *parts, _PAD)), np.uint8), offsets
@@ -81,12 +85,12 @@ def _constants() -> tuple[Any, Any, Any, Any]:
     return t.character_table(), t.pair_table().view(np.uint8), h.stop_table(), h.count_logs()
 
 
-def _measure_batch(texts: list[str], starts: npt.NDArray[np.uint8], bounds: tuple[float, float], out: Matrix) -> None:
-    data, offsets = encode_batch(texts)
+def _measure_batch(parts: list[bytes], starts: npt.NDArray[np.uint8], bounds: tuple[float, float], out: Matrix) -> None:
+    data, offsets = join_batch(parts)
     characters, pairs, stops, logs = _constants()
-    scratch, ends = _scratch, np.empty((len(texts), 2), np.int64)
-    scratch.fit(max(data.size, 4 * _CHUNK), len(texts))
-    stamp, scratch.stamp = scratch.stamp, scratch.stamp + len(texts)
+    scratch, ends = _scratch, np.empty((len(parts), 2), np.int64)
+    scratch.fit(max(data.size, 2 * _CHUNK), len(parts))
+    stamp, scratch.stamp = scratch.stamp, scratch.stamp + len(parts)
     fill = (scratch.words, scratch.lengths, scratch.spots, scratch.stops, ends)
     lookup = (characters, pairs, stops, starts, MARK_FIELDS, h.LOW_BYTES)
     scan_batch(data, offsets, lookup, fill, (scratch.seen, stamp), out)
@@ -107,11 +111,16 @@ def measure(
     word) that anybody will ask about; where both hold for certain, ENTROPY is a lower and TOP_WORD_CHARS an upper
     bound, and UNIQUE_WORDS is 0. EXACT counts in any case.
     """
-    out = np.zeros((len(texts), c.COLUMNS), np.int64)
+    return measure_utf8([utf8(text) for text in texts], line_starts, bounds)
+
+
+def measure_utf8(parts: list[bytes], line_starts: npt.NDArray[np.uint8], bounds: tuple[float, float]) -> Matrix:
+    """As `measure`, of texts that are in UTF-8 already (see `utf8`)."""
+    out = np.zeros((len(parts), c.COLUMNS), np.int64)
     first, size = 0, 0
-    for i, text in enumerate(texts):
-        size += len(text)
-        if size >= _CHUNK or i + 1 == len(texts):
-            _measure_batch(texts[first : i + 1], line_starts, bounds, out[first : i + 1])
+    for i, part in enumerate(parts):
+        size += len(part)
+        if size >= _CHUNK or i + 1 == len(parts):
+            _measure_batch(parts[first : i + 1], line_starts, bounds, out[first : i + 1])
             first, size = i + 1, 0
     return out

@@ -49,11 +49,11 @@ _QUIET = tuple(FTFY_NAMES.index(name) + 1 for name in ("common", "start_punctuat
 
 def fix_mojibake(text: str) -> str:
     """Text with wrong decodings undone; text without suspicious sequences comes back as it is."""
-    if not _suspect().search(text):
+    if not suspect().search(text):
         return text
     lines = text.split("\n")
     chinese = is_gbk_as_latin1(text, fewest=8)
-    numbers = [i for i, line in enumerate(lines) if _suspect().search(line)]
+    numbers = [i for i, line in enumerate(lines) if suspect().search(line)]
     rows = measure([lines[i] for i in numbers])
     counts = rows[:, [columns.FTFY, columns.LIGATURES, columns.ESCAPES, PRIVATE]].sum(axis=1).tolist()
     for i, suspicious in zip(numbers, counts, strict=True):
@@ -65,7 +65,7 @@ def fix_mojibake(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _suspect() -> re.Pattern[str]:
+def suspect() -> re.Pattern[str]:
     """One of these characters stands in every line that a repair here may change.
 
     ftfy's categories other than its ordinary punctuation (no pair of those matches its expression, see

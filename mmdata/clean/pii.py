@@ -18,6 +18,7 @@ import hmac
 import ipaddress
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -184,17 +185,18 @@ def mask_pii(text: str, options: PiiOptions, found: Counter[str], kinds: int = -
             named = kind.name == "identity_number" and _IDENTITY_WORDS.search(_before(text, start, label))
             if not kind.valid(value) and not (named and plausible_identity(value)):
                 continue
-            if any(start < b and a < stop for a, b, _ in taken):
+            at = bisect_left(taken, (start, 0, ""))
+            if (at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < stop):
                 continue
             found[kind.name] += 1
             new = _treated(kind, action, value, options)
             if new != value and _is_bare_value(text, start, stop):
                 new = json.dumps(new, ensure_ascii=False)
-            taken.append((start, stop, new))
+            taken.insert(at, (start, stop, new))
     if not taken:
         return text
     pieces, position = [], 0
-    for start, stop, new in sorted(taken):
+    for start, stop, new in taken:
         pieces += [text[position:start], new]
         position = stop
     return "".join(pieces) + text[position:]

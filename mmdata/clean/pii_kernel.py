@@ -14,8 +14,8 @@ import numpy as np
 
 from mmdata.clean import columns as c
 from mmdata.clean.hashing_kernel import WORD_BYTES
-from mmdata.clean.loads_kernel import pointer
 from mmdata.clean.tables import DIGIT, LATIN
+from mmdata.kernel_loads import pointer
 from mmdata.kernels import inlined, kernel
 
 (

@@ -16,7 +16,7 @@ from mmdata.clean import hashing_kernel as h
 from mmdata.clean import signs_kernel as s
 from mmdata.clean import tables as t
 from mmdata.clean.hashing_kernel import PRIME, SEED
-from mmdata.clean.loads_kernel import ascii_word, get, load8, pointer
+from mmdata.kernel_loads import ascii_word, get, load8, pointer
 from mmdata.kernels import inlined, kernel
 
 # For the five marks TRADITIONAL .. ZH_STOP (table entry >> 10, without LIGATURE): four 15-bit counters in one int64.

@@ -12,8 +12,8 @@ import numpy as np
 
 from mmdata.clean import columns as c
 from mmdata.clean.hashing_kernel import FOLD, PRIME, SEED, STIR, WORD_BYTES, seen_before
-from mmdata.clean.loads_kernel import get, load8
 from mmdata.clean.tables import TERMINAL
+from mmdata.kernel_loads import get, load8
 from mmdata.kernels import inlined, kernel
 
 SHORT_HAN = 12  # about as wide as 30 Latin letters, FineWeb's short line
@@ -46,8 +46,11 @@ def sign(data: Any, i: Any, start: Any, byte: Any, row: Any) -> None:
     if byte == 0x2E:
         if get(data, i - 1) == 0x2E and i >= start + 2:
             row[c.ELLIPSES] += data[i - 2] == 0x2E and (i < start + 3 or data[i - 3] != 0x2E)
-    elif byte == 0x26 or byte == 0x3C:
-        row[c.MARKUP] += markup_at(data, i)
+    elif byte == 0x26:
+        row[c.REFERENCES] += markup_at(data, i)
+    elif byte == 0x3C:
+        row[c.TAGS] += markup_at(data, i)
+        row[c.OFFICE] += data[i + 1] == 0x6F and data[i + 2] == 0x3A
     elif byte == 0x23:
         row[c.HASHES] += 1
     elif byte == 0x7B:

@@ -15,7 +15,7 @@ from mmdata.clean import characters, language, lines, markup, mojibake, pdf, pub
 from mmdata.clean import columns as c
 from mmdata.clean import tables as t
 from mmdata.clean.chinese import convert_chinese
-from mmdata.clean.measure import EXACT, measure
+from mmdata.clean.measure import EXACT, measure_utf8, utf8
 from mmdata.clean.pii import ACTIONS, DEFAULT_ACTIONS, NAMES, PiiOptions
 from mmdata.clean.ready import load_function
 from mmdata.clean.recipe import Step, nearest
@@ -32,9 +32,14 @@ REPAIRED_ROLES = frozenset(("text", "user", "assistant"))
 
 @dataclass(slots=True)
 class Batch:
-    """Documents on their way through the steps. rows: measured columns, fresh except for documents in `stale`."""
+    """Documents on their way through the steps.
+
+    rows: measured columns, fresh except for documents in `stale`. encoded: each document's text in UTF-8, None where
+    nobody needed it yet.
+    """
 
     documents: list[Document]
+    encoded: list[bytes | None]
     rows: Matrix
     starts: npt.NDArray[np.uint8]
     bounds: tuple[float, float]
@@ -51,14 +56,22 @@ class Batch:
         """Documents that are measured when a step first asks for their rows."""
         chat = np.array([d.parts[0].role != "text" if len(d.parts) == 1 else _is_chat(d) for d in documents], np.bool_)
         rows = np.zeros((len(documents), c.COLUMNS), np.int64)
-        return cls(list(documents), rows, starts, bounds, chat, stale=set(range(len(documents))))
+        nothing: list[bytes | None] = [None] * len(documents)
+        return cls(list(documents), nothing, rows, starts, bounds, chat, stale=set(range(len(documents))))
 
-    def refresh(self) -> None:
-        """Measure again what changed since it was measured."""
-        if self.stale:
-            numbers = sorted(self.stale)
-            self.rows[numbers] = measure([self.documents[i].text for i in numbers], self.starts, self.bounds)
-            self.stale.clear()
+    def utf8(self, i: int) -> bytes:
+        """Document i's text in UTF-8."""
+        held = self.encoded[i]
+        if held is None:
+            held = self.encoded[i] = utf8(self.documents[i].text)
+        return held
+
+    def refresh(self, wanted: Mask | None = None) -> None:
+        """Measure again what changed since it was measured; wanted: only where this is true."""
+        numbers = sorted(self.stale) if wanted is None else [i for i in sorted(self.stale) if wanted[i]]
+        if numbers:
+            self.rows[numbers] = measure_utf8([self.utf8(i) for i in numbers], self.starts, self.bounds)
+            self.stale.difference_update(numbers)
 
     def detect(self) -> npt.NDArray[np.int8]:
         """Language numbers of all documents, found once, after the repairs."""
@@ -67,19 +80,17 @@ class Batch:
             self.languages = language.detect(self.rows)
         return self.languages
 
-    def replace(self, i: int, texts: list[str], step: str, removed: Counter[str]) -> bool:
-        """Give document i new texts; True where they differ."""
+    def replace(self, i: int, texts: list[str], step: str, changed: Counter[str], removed: Counter[str]) -> None:
+        """Give document i new texts and count it where they differ."""
         old = self.documents[i]
-        new = old.with_texts(texts)
-        if new.parts == old.parts:
-            return False
-        removed[step] += len(old.text.encode("utf-8", "surrogatepass")) - len(
-            new.text.encode("utf-8", "surrogatepass")
-        )  # fmt: skip
-        self.documents[i] = new
+        if texts == [part.text for part in old.parts]:
+            return
+        before = len(self.utf8(i))
+        self.documents[i], self.encoded[i] = old.with_texts(texts), None
+        removed[step] += before - len(self.utf8(i))
         self.stale.add(i)
         self.changed_by.setdefault(i, []).append(step)
-        return True
+        changed[step] += 1
 
 
 def _is_chat(document: Document) -> bool:
@@ -125,9 +136,9 @@ def _at_edges(rows: Matrix, parameters: dict[str, Any]) -> Mask:
 REPAIRS: dict[str, tuple[Repair, Trigger]] = {
     "line_ends": (characters.normalize_line_ends, _any(c.RETURNS)),
     "controls": (characters.remove_controls, _any(t.CONTROL, c.C0, t.PRIVATE)),
-    "office_debris": (markup.remove_office_debris, _any(c.MARKUP)),
-    "html_references": (markup.unescape_references, _any(c.MARKUP)),
-    "html": (markup.strip_markup, _any(c.MARKUP)),
+    "office_debris": (markup.remove_office_debris, _any(c.OFFICE)),
+    "html_references": (markup.unescape_references, _any(c.REFERENCES)),
+    "html": (markup.strip_markup, _any(c.TAGS)),
     "gbk_mojibake": (mojibake.repair_utf8_read_as_gbk, _gbk),
     "mojibake": (mojibake.fix_mojibake, _any(c.FTFY, c.LIGATURES, c.ESCAPES, t.PRIVATE)),
     "c1": (characters.settle_c1, _any(t.CONTROL)),
@@ -177,7 +188,7 @@ def _repair(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str],
     for i in numbers:
         parts = batch.documents[i].parts
         texts = [repair_text(p.text, repair) if p.role in REPAIRED_ROLES else p.text for p in parts]
-        changed[step.name] += batch.replace(i, texts, step.name, removed)
+        batch.replace(i, texts, step.name, changed, removed)
 
 
 def _has_line_ends(document: Document) -> bool:
@@ -238,7 +249,7 @@ def _parity(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str],
         if step.name == "c4_quality":
             text, finding = published.c4_quality(document.text, step.parameters)
             if finding is None and len(document.parts) == 1:
-                changed[step.name] += batch.replace(i, [text], step.name, removed)
+                batch.replace(i, [text], step.name, changed, removed)
         else:
             finding = _PARITY[step.name](document.text, step.parameters)
         if finding is not None:
@@ -289,7 +300,7 @@ def _pii(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], re
     for i in np.flatnonzero(verdicts.alive & (hidden | (batch.rows[:, c.PII] > 0))).tolist():
         kinds = int(batch.rows[i, c.PII])
         texts = [mask_text(part.text, options, batch.pii, kinds) for part in batch.documents[i].parts]
-        changed[step.name] += batch.replace(i, texts, step.name, removed)
+        batch.replace(i, texts, step.name, changed, removed)
 
 
 def _function(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str], removed: Counter[str]) -> None:
@@ -313,4 +324,4 @@ def _function(step: Step, batch: Batch, verdicts: Verdicts, changed: Counter[str
                 raise StepParameterError(f"step {step.name} returned {kind} at {where}: return str or None")
             texts.append(new)
         else:
-            changed[step.name] += batch.replace(i, texts, step.name, removed)
+            batch.replace(i, texts, step.name, changed, removed)

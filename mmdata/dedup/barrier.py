@@ -62,13 +62,14 @@ class SignedBlock:
 
 
 def sign_documents(
-    documents: Sequence[Document], signer: Signer, policy: KeeperPolicy, with_records: bool = True
-) -> SignedBlock:
-    """Sign and pack documents; pure. with_records: see pack_frame."""
-    count, encoded = len(documents), encode_parts(documents)
+    documents: Sequence[Document], signer: Signer, policy: KeeperPolicy, with_records: bool = True,
+    encoded: Sequence[bytes] | None = None,
+) -> SignedBlock:  # fmt: skip
+    """Sign and pack documents; pure. with_records: see pack_frame. encoded: see encode_parts."""
+    count, parts = len(documents), encode_parts(documents, encoded)
     return SignedBlock(
-        pack_frame(documents, with_records, encoded),
-        signer.sign([document.text for document in documents], [b"\n".join(parts) for parts in encoded]),
+        pack_frame(documents, with_records, parts),
+        signer.sign([document.text for document in documents], [b"\n".join(texts) for texts in parts]),
         policy.order_keys(documents) if policy.ranks else None,
         np.fromiter((document.input_number for document in documents), np.int64, count),
         np.fromiter((document.line for document in documents), np.int64, count),

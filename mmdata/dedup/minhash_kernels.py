@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.dedup.word_table import RUN, SEPARATOR, SINGLE
-from mmdata.kernels import kernel
+from mmdata.kernel_loads import ascii_word, get, load8, load8_first_highest, pointer
+from mmdata.kernels import inlined, kernel
 
 Bytes = NDArray[np.uint8]
 U64 = NDArray[np.uint64]
@@ -24,6 +25,8 @@ MIX_MULTIPLIER = np.uint64(0xFF51AFD7ED558CCD)
 SHINGLE_BASE = np.uint64(0x9E3779B97F4A7C15)
 MERSENNE = np.uint64((1 << 61) - 1)
 LOW32 = np.uint64(0xFFFFFFFF)
+PAD = 64
+"""Bytes that kernels may read behind the last text."""
 BLOCK = 4096
 """Shingles whose hashes stay in the first-level cache while all permutations run over them."""
 
@@ -41,60 +44,85 @@ def _end_word(h: np.uint64, acc: np.uint64, held: int) -> np.uint64:
     return _mix(h)
 
 
-@kernel
-def _decode(data: Bytes, i: int, lead: np.uint32) -> tuple[np.uint32, int]:
-    """The code point at i, whose lead byte is 0x80 or more, and its length in bytes."""
+@inlined
+def decode(data: Any, i: Any) -> Any:
+    """The code point at byte i, whose lead byte is 0x80 or more, and its length in bytes."""
+    block = np.int64(load8(data, i))
+    lead, second, third = block & 255, (block >> 8) & 63, (block >> 16) & 63
+    point, width = ((lead & 15) << 12) | (second << 6) | third, 3
     if lead < 0xE0:
-        return ((lead & 0x1F) << 6) | (np.uint32(data[i + 1]) & 0x3F), 2
-    if lead < 0xF0:
-        return ((lead & 0xF) << 12) | ((np.uint32(data[i + 1]) & 0x3F) << 6) | (np.uint32(data[i + 2]) & 0x3F), 3
-    high = ((lead & 0x7) << 18) | ((np.uint32(data[i + 1]) & 0x3F) << 12)
-    return high | ((np.uint32(data[i + 2]) & 0x3F) << 6) | (np.uint32(data[i + 3]) & 0x3F), 4
+        point, width = ((lead & 31) << 6) | second, 2
+    elif lead >= 0xF0:
+        point, width = ((lead & 7) << 18) | (second << 12) | (third << 6) | ((block >> 24) & 63), 4
+    return point, width
+
+
+@inlined
+def fold_bytes(data: Any, i: Any, size: Any, word: Any) -> Any:
+    """Put `size` bytes of a run into word: (hash, bytes not folded in yet, how many of them)."""
+    h, acc, held = word
+    at = size - size  # a literal 0 would make numba compile the loops twice
+    if held == 0:
+        while at + 8 <= size:
+            h = (h ^ load8_first_highest(data, i + at)) * WORD_MULTIPLIER
+            h ^= h >> np.uint64(32)
+            at += 8
+        held = size - at
+        if held:
+            acc = load8_first_highest(data, i + at) >> np.uint64(64 - 8 * held)
+        at = size
+    while at < size:
+        acc = (acc << np.uint64(8)) | np.uint64(get(data, i + at))
+        held += 1
+        at += 1
+        if held == 8:
+            h = (h ^ acc) * WORD_MULTIPLIER
+            h ^= h >> np.uint64(32)
+            acc, held = np.uint64(0), 0
+    return h, acc, held
 
 
 @kernel
-def word_hashes(data: Bytes, span: tuple[int, int], table: Bytes, out: U64) -> int:
+def word_hashes(data: Any, span: Any, table: Any, out: Any) -> Any:
     """Hash each word of data[start:stop] into `out` (at least (stop - start) // 2 + 1 long); returns how many.
 
-    Bytes of a run are folded eight at a time, so words of up to seven bytes never collide.
+    Bytes of a run are folded eight at a time, so words of up to seven bytes never collide. data, table and out are
+    pointers; up to 32 bytes behind `stop` are read.
     """
     i, stop = span
-    count, held = 0, 0
-    h, acc, inside = np.uint64(0), np.uint64(0), False
+    count, inside = i - i, False
+    h, acc, held = np.uint64(0), np.uint64(0), i - i
     while i < stop:
-        lead = np.uint32(data[i])
-        if lead < 0x80 and table[lead] == RUN:
-            # Most of English: one byte of a run.
-            acc = (acc << np.uint64(8)) | np.uint64(lead)
-            held += 1
-            if held == 8:
-                h = (h ^ acc) * WORD_MULTIPLIER
-                h ^= h >> np.uint64(32)
-                acc, held = np.uint64(0), 0
-            inside = True
-            i += 1
-            continue
-        point, width = lead, 1
-        if lead >= 0x80:
-            point, width = _decode(data, i, lead)
-        kind = table[point]
-        if kind == RUN:
-            for j in range(i, i + width):
-                acc = (acc << np.uint64(8)) | np.uint64(data[j])
-                held += 1
-                if held == 8:
-                    h = (h ^ acc) * WORD_MULTIPLIER
-                    h ^= h >> np.uint64(32)
-                    acc, held = np.uint64(0), 0
-            inside = True
-        else:
-            if inside:
+        byte = get(data, i)
+        size, single, width = i - i, i - i, i - i + 1
+        if byte >= 0x80:
+            single, width = decode(data, i)
+            kind = get(table, single)
+            if kind == RUN:
+                size = width
+            if kind != SINGLE:
+                single = 0
+        elif get(table, byte) == RUN:
+            size = min(ascii_word(data, i)[0], stop - i)
+            if not inside and size < 32 and i + size < stop and get(data, i + size) < 0x80:
+                # Most of English: a word of letters and digits, and a separator.
+                h, acc, held = fold_bytes(data, i, size, (h, acc, held))
                 out[count] = _end_word(h, acc, held)
                 count += 1
-                h, acc, held, inside = np.uint64(0), np.uint64(0), 0, False
-            if kind == SINGLE:
-                out[count] = _mix(np.uint64(point) * WORD_MULTIPLIER)
-                count += 1
+                h, acc, held = np.uint64(0), np.uint64(0), i - i
+                i += size + 1
+                continue
+            width = size
+        if size:
+            h, acc, held = fold_bytes(data, i, size, (h, acc, held))
+            inside = True
+        elif inside:
+            out[count] = _end_word(h, acc, held)
+            count += 1
+            h, acc, held, inside = np.uint64(0), np.uint64(0), i - i, False
+        if single:
+            out[count] = _mix(np.uint64(single) * WORD_MULTIPLIER)
+            count += 1
         i += width
     if inside:
         out[count] = _end_word(h, acc, held)
@@ -103,16 +131,18 @@ def word_hashes(data: Bytes, span: tuple[int, int], table: Bytes, out: U64) -> i
 
 
 @kernel
-def char_hashes(data: Bytes, span: tuple[int, int], table: Bytes, out: U64) -> int:
-    """Hash each code point, runs of SEPARATOR (white space) as one space and none at either end; returns how many."""
+def char_hashes(data: Any, span: Any, table: Any, out: Any) -> Any:
+    """Hash each code point, runs of SEPARATOR (white space) as one space and none at either end; returns how many.
+
+    Pointers as for word_hashes.
+    """
     i, stop = span
-    count, gap = 0, False
+    count, gap = i - i, False
     while i < stop:
-        lead = np.uint32(data[i])
-        point, width = lead, 1
-        if lead >= 0x80:
-            point, width = _decode(data, i, lead)
-        if table[point] == SEPARATOR:
+        point, width = get(data, i), 1
+        if point >= 0x80:
+            point, width = decode(data, i)
+        if get(table, point) == SEPARATOR:
             gap = count > 0
         else:
             if gap:
@@ -126,10 +156,12 @@ def char_hashes(data: Bytes, span: tuple[int, int], table: Bytes, out: U64) -> i
 
 
 @kernel
-def shingle_hashes(units: U64, count: int, size: int, out: U64) -> int:
-    """Hash every window of `size` units into `out`; fewer units than that are one shingle; returns how many."""
+def shingle_hashes(units: Any, count: Any, size: Any, out: Any) -> Any:
+    """Hash every window of `size` units into `out`, both pointers; fewer units than that are one shingle; returns how
+    many.
+    """
     if count == 0:
-        return 0
+        return count
     width = min(count, size)
     s, power = np.uint64(0), np.uint64(1)
     for i in range(width):
@@ -143,18 +175,20 @@ def shingle_hashes(units: U64, count: int, size: int, out: U64) -> int:
 
 
 @kernel
-def shingle_batch(texts: tuple[Bytes, I64], table: Bytes, shape: tuple[bool, int], units: U64, out: U64) -> I64:
+def shingle_batch(texts: Any, table: Bytes, shape: tuple[bool, int], units: U64, out: U64) -> I64:
     """Shingle hashes, repeats included, of many texts one after the other in `out`; returns where each begins.
 
-    texts: UTF-8 bytes and n + 1 offsets. shape: whether units are characters, and n. units: scratch for the longest.
+    texts: UTF-8 bytes, PAD more of any kind, and n + 1 offsets. shape: whether units are characters, and n. units:
+    scratch for the longest.
     """
     data, offsets = texts
     chars, size = shape
+    text, kinds, scratch = pointer(data), pointer(table), pointer(units)
     starts = np.zeros(len(offsets), dtype=np.int64)
     for d in range(len(offsets) - 1):
         span = (offsets[d], offsets[d + 1])
-        count = char_hashes(data, span, table, units) if chars else word_hashes(data, span, table, units)
-        starts[d + 1] = starts[d] + shingle_hashes(units, count, size, out[starts[d] :])
+        count = char_hashes(text, span, kinds, scratch) if chars else word_hashes(text, span, kinds, scratch)
+        starts[d + 1] = starts[d] + shingle_hashes(scratch, count, size, pointer(out[starts[d] :]))
     return starts
 
 

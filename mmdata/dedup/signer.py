@@ -28,6 +28,8 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
 BLOCK_BYTES = 1 << 18
+_PAD = bytes(64)  # PAD of minhash_kernels, which only loads where numba is
+"""What kernels may read behind the last text."""
 MOST_SCRATCH = 1 << 21
 """Values kept between calls: 16 MiB."""
 SLOW_NOTE = "numba is not installed: deduplication runs on numpy with the same results, many times slower"
@@ -238,10 +240,10 @@ def encode(texts: Sequence[str]) -> tuple[NDArray[np.uint8], I64]:
 
 
 def _joined(pieces: Sequence[bytes]) -> tuple[NDArray[np.uint8], I64]:
+    """The pieces and _PAD in one array, and n + 1 offsets."""
     offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
     np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
-    joined = b"".join(pieces)
-    return np.frombuffer(joined, dtype=np.uint8) if joined else np.zeros(0, dtype=np.uint8), offsets
+    return np.frombuffer(b"".join((*pieces, _PAD)), dtype=np.uint8), offsets
 
 
 def _native_shingles(

@@ -41,6 +41,7 @@ from mmdata.pipeline.work import (
     with_text,
 )
 from mmdata.reading.excerpt import mask
+from mmdata.records import collector_paused
 from mmdata.report.tally import Tally
 
 
@@ -100,11 +101,17 @@ def build_signer(plan: Preparation, params: DedupParams) -> Callable[[Block], Si
     prepare, signer, policy = Preparer(plan), Signer(params), KeeperPolicy()
 
     def work(block: Block) -> SignResult:
+        # The documents are gone when this ends; looking for cycles among them before would cost time for nothing.
+        with collector_paused():
+            return signed(block)
+
+    def signed(block: Block) -> SignResult:
         tally = Tally()
-        parsed, documents, drops = prepare(block, tally)
+        made = prepare(block, tally)
         with Timer(tally, "sign"):
-            signed = sign_documents(documents, signer, policy)
-        return SignResult(signed, parsed.rejects, drops, tally, block.end, block.consumed, parsed.gb18030)
+            result = sign_documents(made.documents, signer, policy, encoded=made.encoded)
+        parsed = made.parsed
+        return SignResult(result, parsed.rejects, made.drops, tally, block.end, block.consumed, parsed.gb18030)
 
     return work
 

@@ -138,4 +138,6 @@ def _load_cleaning(recipe: Recipe | None) -> None:
         from mmdata.clean.pipeline import Cleaner
 
         document = Document("warm-up", 0, 1, None, {"text": "a"}, (Part("text", "text", "a 一"),))
-        Cleaner(recipe).clean_documents([document])
+        cleaner = Cleaner(recipe)
+        cleaner.clean_documents([document])
+        cleaner.load_tables()

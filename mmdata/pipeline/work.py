@@ -103,10 +103,10 @@ def build_encoder(stages: Stages) -> Callable[[Block], BlockResult]:
 
     def encoded(block: Block) -> BlockResult:
         tally = Tally()
-        parsed, documents, drops = prepare(block, tally)
-        rows, more = encode(documents, tally)
-        drops = in_input_order(drops, more)
-        return BlockResult(rows, parsed.rejects, drops, tally, block.end, block.consumed, parsed.gb18030)
+        made = prepare(block, tally)
+        rows, more = encode(made.documents, tally)
+        drops = in_input_order(made.drops, more)
+        return BlockResult(rows, made.parsed.rejects, drops, tally, block.end, block.consumed, made.parsed.gb18030)
 
     return work
 
@@ -114,6 +114,17 @@ def build_encoder(stages: Stages) -> Callable[[Block], BlockResult]:
 def describe_block(block: Block) -> str:
     """Names a block in messages: a file and its first line."""
     return f"{block.path} from line {block.first_line} on ({len(block.data):,} bytes)"
+
+
+@dataclass(slots=True, frozen=True)
+class Prepared:
+    """The block as parsed, the documents left, their texts in UTF-8 where cleaning had to make them (else None), and
+    the drops so far, all in input order."""
+
+    parsed: ParsedBlock
+    documents: list[Document]
+    encoded: list[bytes] | None
+    drops: list[Drop]
 
 
 class Preparer:
@@ -132,8 +143,8 @@ class Preparer:
 
             self._cleaner = Cleaner(plan.recipe)
 
-    def __call__(self, block: Block, tally: Tally) -> tuple[ParsedBlock, list[Document], list[Drop]]:
-        """The block as parsed, the documents left, and the drops so far, all in input order."""
+    def __call__(self, block: Block, tally: Tally) -> Prepared:
+        """What is left of the block."""
         with Timer(tally, "read"):
             parsed = parse_block(block, self._options, self._parse)
         source = tally.source(block.input_number)
@@ -142,7 +153,7 @@ class Preparer:
         tally.count_rejects(parsed.rejects)
         tally.text_bytes += _text_bytes(block, parsed.documents)
         if self._cleaner is None:
-            return parsed, parsed.documents, []
+            return Prepared(parsed, parsed.documents, None, [])
         with Timer(tally, "clean"):
             result = self._cleaner.clean_documents(parsed.documents)
         tables = {
@@ -157,7 +168,7 @@ class Preparer:
             tally.seconds[f"clean.{step}"] = tally.seconds.get(f"clean.{step}", 0.0) + seconds
         drops = with_text(result.drops, parsed.documents)
         tally.count_drops(drops)
-        return parsed, result.kept, drops
+        return Prepared(parsed, result.kept, result.encoded, drops)
 
 
 def _text_bytes(block: Block, documents: Sequence[Document]) -> int:

@@ -66,6 +66,17 @@ def load8(typingctx: Any, start: Any, index: Any) -> Any:
 
 
 @intrinsic
+def load8_first_highest(typingctx: Any, start: Any, index: Any) -> Any:
+    """Bytes index to index + 7 as one uint64, the first byte highest."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = builder.gep(arguments[0], [arguments[1]])
+        return builder.bswap(builder.load(builder.bitcast(address, _WORD.as_pointer()), align=1))
+
+    return types.uint64(start, types.int64), generate
+
+
+@intrinsic
 def ascii_word(typingctx: Any, start: Any, index: Any) -> Any:
     """(size, digits, vowels) of the ASCII letters and digits from byte index on.
 
