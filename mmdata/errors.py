@@ -10,8 +10,8 @@ MMDataError
 ├── OutputError           output that cannot be written: exists, unwritable, disk full
 │   └── OutputExistsError, DiskFullError, OutputReplacedError, CheckpointError
 ├── ShardError            a shard on disk that lies, is incomplete or does not fit the request
-│   ├── ShardNotFoundError, IndexTruncatedError, BadMagicError, UnsupportedVersionError, UnknownDtypeError
-│   ├── IndexSizeError, DocumentIndexError, PointerError, SequenceLengthError, BinSizeError
+│   ├── ShardNotFoundError, ShardReadError, IndexTruncatedError, BadMagicError, UnsupportedVersionError
+│   ├── UnknownDtypeError, IndexSizeError, DocumentIndexError, PointerError, SequenceLengthError, BinSizeError
 │   ├── SequenceRangeError, ShortReadError, RemoteStorageError
 │   ├── ManifestError, ManifestMismatchError, ChecksumError, TokenizerMismatchError
 │   ├── SidecarMissingError, SidecarMismatchError
@@ -101,6 +101,10 @@ class ShardError(MMDataError):
 
 class ShardNotFoundError(ShardError):
     """`.bin` or `.idx` of a shard is missing."""
+
+
+class ShardReadError(ShardError):
+    """A file of a shard is there but cannot be read: it is a folder, permission is missing, or the disk fails."""
 
 
 class IndexTruncatedError(ShardError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mmdata.errors import ShardError
+from mmdata.errors import ShardError, UsageError
 from mmdata.indexed.adopt import adopt_shard
 from mmdata.indexed.repair import repair_shard
 from mmdata.indexed.verify import Finding, VerifyResult, verify_shard
@@ -47,6 +47,8 @@ def describe(
         data["source"] = find_source(prefix, source)
         lines += [f"{source}: documents {data['source']}" if data["source"] else f"{source}: no document came from it"]
     if text is not None:
+        if not text:
+            raise UsageError("--search needs a text to look for; it is empty")
         data["search"] = search(prefix, text, tokenizer_of(prefix, tokenizer))
         lines += [f"document {hit['document']}: …{_printable(hit['excerpt'])}…" for hit in data["search"]]
         lines += [] if data["search"] else ["no document contains it"]

@@ -30,6 +30,7 @@ from mmdata.dedup.index_run import Run, RunFacts, merge_runs, write_keys
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.signer import ShingleSets, Signed, concatenate_sets
 from mmdata.errors import DedupIndexChangedError, DedupIndexError, DedupIndexMismatchError, OutputError
+from mmdata.indexed.durable import sync_directory
 
 U64 = NDArray[np.uint64]
 
@@ -322,12 +323,7 @@ def _write_manifest(index: DedupIndex, runs: list[Run]) -> None:
         file.write(json.dumps(manifest, indent=1, sort_keys=True).encode("ascii") + b"\n")
         _sync(file)
     os.replace(temporary, index.folder / MANIFEST)
-    if os.name == "posix":
-        handle = os.open(index.folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    sync_directory(str(index.folder / MANIFEST))
 
 
 def _remove_unreferenced(index: DedupIndex) -> None:

@@ -6,7 +6,6 @@ rows of parquet and text documents become one line of JSON each.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from mmdata.indexed.durable import write_durably
 from mmdata.jsonl import Block
 from mmdata.reading.writer import encode_record
 
@@ -45,10 +45,5 @@ def _own_lines(block: Block, lines: I64) -> Iterator[bytes]:
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
-    """Write a small JSON file at once: under a temporary name, fsynced, then renamed."""
-    temporary = f"{path}.partial"
-    with open(temporary, "wb") as file:
-        file.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write a small JSON file in one step, durably. Raises OutputError, DiskFullError."""
+    write_durably(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")

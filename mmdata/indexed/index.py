@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.errors import BinSizeError, DocumentIndexError, PointerError, SequenceLengthError, ShardNotFoundError
+from mmdata.errors import BinSizeError, DocumentIndexError, PointerError, SequenceLengthError
 from mmdata.indexed.durable import FileDigest
 from mmdata.indexed.layout import (
     DOCUMENT_DTYPE,
@@ -26,7 +26,7 @@ from mmdata.indexed.layout import (
     check_index_size,
     unpack_header,
 )
-from mmdata.indexed.mapping import digest_mapped, forget, map_file
+from mmdata.indexed.mapping import digest_mapped, forget, map_file, reading_faults
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,8 +62,8 @@ class ShardIndex:
 def open_index(path: str, multimodal: bool = False, *, shown: str | None = None) -> ShardIndex:
     """Map the index at `path` and check it as far as constant time goes; `shown` is the path for messages.
 
-    Raises ShardNotFoundError, IndexTruncatedError, BadMagicError, UnsupportedVersionError, UnknownDtypeError,
-    IndexSizeError, DocumentIndexError, PointerError, SequenceLengthError.
+    Raises ShardNotFoundError, ShardReadError, IndexTruncatedError, BadMagicError, UnsupportedVersionError,
+    UnknownDtypeError, IndexSizeError, DocumentIndexError, PointerError, SequenceLengthError.
     """
     shown = shown or path
     index = read_index_arrays(path, multimodal, shown=shown)
@@ -94,10 +94,8 @@ def open_index(path: str, multimodal: bool = False, *, shown: str | None = None)
 def read_index_arrays(path: str, multimodal: bool = False, *, shown: str | None = None) -> ShardIndex:
     """Map the index and check only header and size, for `verify` and `repair`, which look at the arrays themselves."""
     shown = shown or path
-    try:
+    with reading_faults(path, shown=shown):
         raw = map_file(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ShardNotFoundError("there is no such file", path=shown, remedy="check the prefix") from error
     header = unpack_header(raw[:HEADER_SIZE].tobytes(), shown, multimodal)
     check_index_size(header, raw.size, shown)
     return ShardIndex(
@@ -117,12 +115,9 @@ def _view(raw: NDArray[np.uint8], start: int, count: int, dtype: np.dtype[Any]) 
 
 def has_mode_bytes(path: str) -> bool:
     """Whether the local index is as long as one with mode bytes; only its size can tell. Raises as `open_index`."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(HEADER_SIZE)
-        size = os.path.getsize(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ShardNotFoundError("there is no such file", path=path, remedy="check the prefix") from error
+    with reading_faults(path), open(path, "rb") as file:
+        head = file.read(HEADER_SIZE)
+        size = os.fstat(file.fileno()).st_size
     header = unpack_header(head, path, multimodal=True)
     return header.sequences > 0 and size == header.size
 

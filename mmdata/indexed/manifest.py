@@ -207,6 +207,8 @@ def read_manifest(prefix: str) -> Manifest | None:
             content = file.read()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _fault(path, f"cannot be read: {error.strerror or error}") from error
     return parse_manifest(content, path)
 
 

@@ -8,15 +8,20 @@ A map costs about 10 microseconds. A file cut short while mapped ends the proces
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from mmdata.errors import ShardNotFoundError, ShardReadError
 from mmdata.indexed.durable import BLOCK_BYTES, FileDigest
 
 _POSIX: Final = os.name == "posix"
@@ -72,7 +77,10 @@ def map_file(path: str) -> NDArray[np.uint8]:
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
-        size = os.fstat(descriptor).st_size
+        facts = os.fstat(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        size = facts.st_size
         if size == 0:
             return _empty()
         if _POSIX and not _HAS_TRACKFD:
@@ -80,6 +88,17 @@ def map_file(path: str) -> NDArray[np.uint8]:
         return np.frombuffer(_standard_map(descriptor, size), np.uint8)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def reading_faults(path: str, remedy: str = "check the prefix", *, shown: str | None = None) -> Iterator[None]:
+    """Turn the system's errors while opening a shard's file into ShardNotFoundError or ShardReadError."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ShardNotFoundError("there is no such file", path=shown or path, remedy=remedy) from error
+    except OSError as error:
+        raise ShardReadError(f"cannot be read: {error.strerror or error}", path=shown or path) from error
 
 
 def forget(array: NDArray[Any]) -> None:

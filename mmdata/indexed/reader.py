@@ -27,7 +27,7 @@ from mmdata.indexed.durable import FileDigest
 from mmdata.indexed.index import ShardIndex, check_bin_size, items, negative_length, open_index, wrong_pointer
 from mmdata.indexed.layout import LENGTH_DTYPE, POINTER_DTYPE
 from mmdata.indexed.manifest import Manifest, parse_manifest, read_manifest
-from mmdata.indexed.mapping import map_file
+from mmdata.indexed.mapping import map_file, reading_faults
 from mmdata.indexed.paths import bin_path, clean_prefix, idx_path, manifest_path, sidecar_prefix
 from mmdata.indexed.remote import RemoteFile, RemoteTokens, default_cache_dir, is_remote
 from mmdata.indexed.sidecars import Origin, check_spans, decode_origin, whole_span
@@ -76,10 +76,8 @@ class IndexedDataset:
             size = file.size()
             check_bin_size(self._index, size, path)
             return size, RemoteTokens(file, self.dtype)
-        try:
+        with reading_faults(path):
             raw = map_file(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ShardNotFoundError("there is no such file", path=path, remedy="check the prefix") from error
         check_bin_size(self._index, raw.size, path)
         return raw.size, raw.view(self.dtype)
 

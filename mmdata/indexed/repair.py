@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.errors import ChecksumError, RepairError, ShardError
+from mmdata.errors import ChecksumError, RepairError, ShardError, ShardNotFoundError
 from mmdata.indexed import checks
 from mmdata.indexed.adopt import TokenizerFacts, adopt_shard
 from mmdata.indexed.durable import FileDigest, digest_file, disk_faults, remove, sync_directory
 from mmdata.indexed.index import ShardIndex, read_index_arrays
 from mmdata.indexed.layout import Header, stored_dtype
 from mmdata.indexed.manifest import Manifest, read_manifest
-from mmdata.indexed.mapping import forget, map_file
+from mmdata.indexed.mapping import forget, map_file, reading_faults
 from mmdata.indexed.paths import PARTIAL, bin_path, clean_prefix, idx_path, manifest_path
 from mmdata.indexed.spool import IndexSpool
 from mmdata.indexed.verify import verify_shard
@@ -80,8 +80,9 @@ def repair_shard(
 
 def _bin_bytes(name: str) -> NDArray[np.uint8]:
     try:
-        return map_file(bin_path(name))
-    except FileNotFoundError as error:
+        with reading_faults(bin_path(name)):
+            return map_file(bin_path(name))
+    except ShardNotFoundError as error:
         raise RepairError(
             "the tokens are gone", path=bin_path(name), remedy="restore this file, or convert the inputs again"
         ) from error

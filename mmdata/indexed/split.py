@@ -155,6 +155,7 @@ def split_shard(
         return _split_by_size(cutter, f"{target}_", suffix, max_tokens)
     assert ratio is not None
     names = [f"{target}_{name}{suffix}" for name in SPLIT_NAMES]
+    _refuse_source(source_name, names)
     shares = parse_ratio(ratio)
     kept = [number for number, share in enumerate(shares) if share]
     stale = [name for number, name in enumerate(names) if number not in kept]
@@ -172,6 +173,13 @@ def split_shard(
     return cutter.cut([(names[number], (starts[number], ends[number])) for number in kept], how, stale)
 
 
+def _refuse_source(source: str, names: Sequence[str]) -> None:
+    """Raise UsageError where a part, or an earlier part that would be removed, is the shard being cut."""
+    for name in names:
+        if os.path.realpath(name) == os.path.realpath(source):
+            raise UsageError(f"{name}: the shard to be cut would be replaced by a part of itself; choose another name")
+
+
 def _token_ends(index: ShardIndex) -> Iterator[NDArray[np.int64]]:
     for first, last in blocks(index.header.entries - 1):
         yield document_ends(index, first, last)[1]
@@ -186,4 +194,5 @@ def _split_by_size(cutter: ShardCutter, head: str, tail: str, max_tokens: int) -
     stale: list[str] = []
     while IndexedDataset.exists(name := f"{head}{len(numbered) + len(stale):05d}{tail}"):
         stale.append(name)
+    _refuse_source(source.prefix, [*(name for name, _ in numbered), *stale])
     return cutter.cut(numbered, {"max_tokens": max_tokens}, stale)

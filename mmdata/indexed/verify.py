@@ -19,7 +19,6 @@ from mmdata.errors import (
     ManifestError,
     ManifestMismatchError,
     ShardError,
-    ShardNotFoundError,
     SidecarMismatchError,
     SidecarMissingError,
     TokenizerMismatchError,
@@ -29,7 +28,7 @@ from mmdata.indexed import checks
 from mmdata.indexed.durable import FileDigest, digest_file
 from mmdata.indexed.index import ShardIndex, check_bin_size, read_index_arrays
 from mmdata.indexed.manifest import Manifest, read_manifest
-from mmdata.indexed.mapping import map_file
+from mmdata.indexed.mapping import map_file, reading_faults
 from mmdata.indexed.paths import SIDECARS, bin_path, clean_prefix, idx_path, manifest_path, sidecar_prefix
 from mmdata.indexed.reader import IndexedDataset
 from mmdata.indexed.remote import is_remote
@@ -137,10 +136,8 @@ def _open(prefix: str, multimodal: bool, result: VerifyResult) -> _Opened | None
     try:
         index = read_index_arrays(idx_path(prefix), multimodal)
         path = bin_path(prefix)
-        try:
+        with reading_faults(path, "copy it beside the index"):
             raw = map_file(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ShardNotFoundError("there is no such file", path=path, remedy="copy it beside the index") from error
     except ShardError as error:
         result.add(error)
         return None

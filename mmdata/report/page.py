@@ -71,6 +71,8 @@ def write_page(source: str, output: str, *, overwrite: bool = False) -> str:
         raise OutputExistsError(f"{output} exists; choose another name or give --overwrite")
     try:
         page = render_page(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from error
     with disk_faults(output):

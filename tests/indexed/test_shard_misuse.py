@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from small_shards import full_shard
+from small_shards import file, full_shard, plain_shard
 
+from mmdata import errors
 from mmdata.errors import OutputError, UsageError
-from mmdata.indexed import IndexedDataset, ShardWriter, merge_shards, verify_shard
-from mmdata.indexed.split import parse_ratio
+from mmdata.indexed import IndexedDataset, ShardWriter, merge_shards, read_manifest, repair_shard, verify_shard
+from mmdata.indexed.split import parse_ratio, split_shard
 
 
 def test_a_relative_prefix_still_reads_after_the_working_folder_changed(
@@ -109,3 +112,37 @@ def test_a_sidecar_of_which_the_manifest_lists_one_file_is_found(tmp_path: Path)
     del plain["files"]["origin.bin"], plain["manifest_hash"]
     (tmp_path / "shard.json").write_text(json.dumps(plain), encoding="utf-8")
     assert [str(error) for error in verify_shard(tmp_path / "shard").errors if "lists no `origin.bin`" in str(error)]
+
+
+@pytest.mark.parametrize("lost", [".idx", ".bin"])
+def test_a_file_that_is_there_but_cannot_be_read_is_no_crash(tmp_path: Path, lost: str) -> None:
+    prefix = plain_shard(tmp_path / "a", [[1, 2]])
+    file(prefix, lost).unlink()
+    file(prefix, lost).mkdir()
+    for action in (IndexedDataset, lambda name: merge_shards([name], tmp_path / "m")):
+        with pytest.raises(errors.ShardReadError, match=re.escape(str(file(prefix, lost)))):
+            action(prefix)
+    with pytest.raises((errors.ShardReadError, errors.RepairError), match=re.escape(str(file(prefix, lost)))):
+        repair_shard(prefix)
+    assert [finding.error for finding in verify_shard(prefix).findings] == ["ShardReadError"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened as files there")
+def test_a_manifest_that_is_a_folder_is_a_manifest_error(tmp_path: Path) -> None:
+    prefix = plain_shard(tmp_path / "a", [[1, 2]])
+    file(prefix, ".json").mkdir()
+    with pytest.raises(errors.ManifestError, match="cannot be read: Is a directory"):
+        read_manifest(str(prefix))
+
+
+def test_a_shard_is_never_replaced_by_a_part_of_itself(tmp_path: Path) -> None:
+    prefix = full_shard(tmp_path / "a_train_text_document", [[11], [12], [13]])
+    before = file(prefix, ".bin").read_bytes()
+    for ratio in ("1,1,0", "0,1,1"):  # the second would remove it as an earlier part
+        with pytest.raises(errors.UsageError, match="replaced by a part of itself"):
+            split_shard(prefix, tmp_path / "a", ratio, overwrite=True)
+    rolled = full_shard(tmp_path / "b_00001_text_document", [[11], [12], [13]])
+    with pytest.raises(errors.UsageError, match="replaced by a part of itself"):
+        split_shard(rolled, tmp_path / "b", max_tokens=10_000, overwrite=True)
+    assert file(prefix, ".bin").read_bytes() == before and verify_shard(prefix, deep=True).ok
+    assert verify_shard(rolled, deep=True).ok
