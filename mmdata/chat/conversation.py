@@ -4,12 +4,14 @@ A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slot
 (system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`, `tool_calls` (OpenAI's
 form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the document's part k belongs, and
 that of a tool call also what the text was.
-Where each part is a message of its own and there is nothing else, it is only `{"simple": true}`.
+Where each part is a message of its own and there is nothing else, it is only `{"simple": true}`; neighbouring parts of
+the user are then the pieces of one message.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -114,14 +116,32 @@ class Builder:
 
     def structure(self) -> dict[str, Any]:
         """The conversation as plain JSON; see the top of this file."""
-        each = self.plain_slots and self.tools is None and len(self.slots) == len(self.messages)
-        if each and all(len(message) == 2 for message in self.messages):
-            return SIMPLE
+        if self.plain_slots and self.tools is None and all(len(message) == 2 for message in self.messages):
+            roles = [part.role for part in self.parts]
+            if collapsed(roles) == [message["role"] for message in self.messages]:
+                return SIMPLE
         return {"messages": self.messages, "tools": self.tools, "slots": self.slots}
 
 
 SIMPLE: dict[str, Any] = {"simple": True}
-"""The structure of conversations that are their parts: one text a message and nothing else. Shared, never changed."""
+"""The structure of conversations that are their parts: one text a message and nothing else, but that neighbouring
+parts of the user are pieces of one message. Shared, never changed."""
+
+
+def collapsed(roles: Sequence[str]) -> list[str]:
+    """The role of each message of a simple conversation whose parts have these roles."""
+    return [role for i, role in enumerate(roles) if role != "user" or i == 0 or roles[i - 1] != "user"]
+
+
+def contents(roles: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """The content of each message of a simple conversation whose parts have these roles and texts."""
+    made: list[str] = []
+    for i, text in enumerate(texts):
+        if i and roles[i] == "user" == roles[i - 1]:
+            made[-1] = f"{made[-1]}{_JOINER}{text}"
+        else:
+            made.append(text)
+    return made
 
 
 def _call(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
@@ -171,7 +191,9 @@ def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any]
     """
     chat = document.meta["chat"]
     if "simple" in chat:
-        return [{"role": part.role, "content": part.text} for part in document.parts], None
+        roles = [part.role for part in document.parts]
+        texts = contents(roles, [part.text for part in document.parts])
+        return [{"role": role, "content": text} for role, text in zip(collapsed(roles), texts, strict=True)], None
     messages, slots = chat["messages"], chat["slots"]
     changed: dict[int, dict[str, Any]] = {}
     gathered: dict[tuple[int, str], list[str]] = {}

@@ -6,13 +6,15 @@ a question and its answer; all others take the general way one by one, about ten
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import jinja2
 
 from mmdata.chat.assemble import Jobs
-from mmdata.chat.conversation import SIMPLE, conversation_of
+from mmdata.chat.conversation import SIMPLE, collapsed, contents, conversation_of
 from mmdata.chat.program import Program
 from mmdata.chat.templates import ChatTemplate
 from mmdata.chat.thinking import Thinking, prepare
@@ -21,6 +23,7 @@ from mmdata.document import Document, Drop
 from mmdata.errors import ChatRecordError, ChatTemplateError
 
 _Job = tuple[Program, Sequence[Any], Sequence[str]]
+_role, _text = attrgetter("role"), attrgetter("text")
 _LEARNT = 3  # conversations after which `Programs` has made and checked a program
 
 
@@ -37,7 +40,7 @@ class JobMaker:
         with an empty block or not at all (with, empty, without).
         """
         made: list[_Job | None] = [None] * len(documents)
-        groups: dict[tuple[str, ...], list[int]] = {}
+        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         others: list[int] = []
         for number, document in enumerate(documents):
             chat = document.meta.get("chat")
@@ -46,7 +49,7 @@ class JobMaker:
                 texts = [document.text]
                 made[number] = self._plain, texts, texts
             elif chat is SIMPLE or chat == SIMPLE:
-                groups.setdefault(tuple([part.role for part in document.parts]), []).append(number)
+                groups[tuple(map(_role, document.parts))].append(number)
             else:
                 others.append(number)
 
@@ -60,7 +63,7 @@ class JobMaker:
                     kinds[job[2]] += 1
 
         for roles, numbers in groups.items():
-            if not self._programs.knows(roles):
+            if not self._programs.knows(tuple(collapsed(roles))):
                 one_by_one(numbers[:_LEARNT])
                 numbers = numbers[_LEARNT:]
             others += self._together(documents, roles, numbers, made, kinds)
@@ -78,10 +81,13 @@ class JobMaker:
         made: list[_Job | None],
         kinds: dict[str, int],
     ) -> list[int]:
-        """Fill in `made` for documents of one group; the numbers of those left over."""
+        """Fill in `made` for documents of one group, whose parts have `roles`; the numbers of those left over."""
         left = set(numbers)
-        rows = [[part.text for part in documents[number].parts] for number in numbers]
-        for program, places, columns in self._programs.find_simple(roles, rows):
+        rows = [list(map(_text, documents[number].parts)) for number in numbers]
+        speakers = tuple(collapsed(roles))
+        if speakers != roles:
+            rows = [contents(roles, texts) for texts in rows]
+        for program, places, columns in self._programs.find_simple(speakers, rows):
             mine = [numbers[place] for place in places]
             rest = zip(zip(*columns, strict=True), program.text_rows(columns), strict=True)
             for number, (values, texts) in zip(mine, rest, strict=True):

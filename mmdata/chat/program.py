@@ -48,10 +48,18 @@ class Stretch:
 
     def text(self, values: Sequence[Any]) -> str:
         """The text for one record."""
-        made = "".join([part if isinstance(part, str) else values[part] for part in self.parts])
+        return self.stripped("".join([part if isinstance(part, str) else values[part] for part in self.parts]))
+
+    def stripped(self, text: str) -> str:
+        """The text without what a control token beside it swallows."""
         if self.strip_left:
-            made = made.lstrip()
-        return made.rstrip() if self.strip_right else made
+            text = text.lstrip()
+        return text.rstrip() if self.strip_right else text
+
+    def form(self) -> tuple[list[str], list[tuple[int, int]]]:
+        """The parts as texts, and the (place, slot) of those that the record gives."""
+        holes = [(place, part) for place, part in enumerate(self.parts) if isinstance(part, int)]
+        return [part if isinstance(part, str) else "" for part in self.parts], holes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +90,10 @@ class Program:
 
     code: how to get the slots of a record. text_code: the same from the contents alone, where takes_texts says that
     this is enough; slot i is then the content of message i, and what is made of them follows. stretches: the texts to
-    encode, in order; plan: the same as (prefix, slot, suffix) where all are so simple; seams: `Stretch.seam` of each;
-    later: whether text stands before each. item_lengths: int64, the number of tokens of each item, -1 for a stretch.
-    fixed: int32, the ids of all fixed items. edges: start, end, start, ... of the counted ranges; edge_items and
-    edge_tokens: the same as int64;
+    encode, in order; plan: the same as (prefix, slot, suffix) where all are so simple; forms, seams: `Stretch.form` and
+    `Stretch.seam` of each; later: whether text stands before each. item_lengths: int64, the number of tokens of each
+    item, -1 for a stretch. fixed: int32, the ids of all fixed items. edges: start, end, start, ... of the counted
+    ranges; edge_items, edge_tokens: the same as int64;
     inner_edges, inner_stretches, inner_sizes: int64, which of them lie inside a stretch, which one, and how many bytes
     into it (-1: depends on the record); prefixes, prefix_lengths: int32 and int64, the `Edge.prefix` of these.
     empty_blocks: empty thinking blocks rendered. text_parts: the string the template rendered. reusable: whether
@@ -108,6 +116,7 @@ class Program:
         self.stretches = tuple(items.stretches)
         plans = [stretch.plan() for stretch in items.stretches]
         self.plan = None if None in plans else tuple(plan for plan in plans if plan is not None)
+        self.forms = tuple(stretch.form() for stretch in items.stretches)
         self.seams = tuple(stretch.seam() for stretch in items.stretches)
         self.later = np.array([stretch.later for stretch in items.stretches], bool)
         self.item_lengths = np.array(items.lengths, np.int64)
@@ -127,7 +136,13 @@ class Program:
     def texts(self, values: Sequence[Any]) -> Sequence[str]:
         """The texts to encode for one record."""
         if self.plan is None:
-            return [stretch.text(values) for stretch in self.stretches]
+            made = []
+            for stretch, (pieces, holes) in zip(self.stretches, self.forms, strict=True):
+                pieces = pieces.copy()
+                for place, slot in holes:
+                    pieces[place] = values[slot]
+                made.append(stretch.stripped("".join(pieces)))
+            return made
         return [prefix + values[slot] + suffix for prefix, slot, suffix in self.plan]
 
     def text_rows(self, columns: Sequence[Sequence[Any]]) -> Iterable[Sequence[str]]:

@@ -40,18 +40,21 @@ PAIRS = {
 }
 TURN_KEYS = ("messages", "conversations", "conversation")
 _BESIDE_TURNS = ("system", "tools", "functions")
-_BESIDE_ALPACA = ("input", "history", "system")
+_NO_TOOLS = "[]"  # how ShareGPT records say that there are none
+_BESIDE_ALPACA = ("history", "system")
 _REMEMBERED = 4096
 _UNSEEN = object()
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """Records with these keys hold a question and its answer. beside: keys that must hold nothing."""
+    """Records with these keys hold a question and its answer. beside: keys that must hold nothing. more: the key of
+    what may follow the question, a piece of the same message."""
 
     question: str
     answer: str
     beside: tuple[str, ...]
+    more: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class UsualReader:
         self._paths: dict[tuple[str, str, int], tuple[str, ...]] = {}
 
     def parts(self, record: Mapping[str, Any]) -> tuple[Part, ...] | None:
-        """The parts of a usual record, each a message of its own; None for any other."""
+        """The parts of a usual record, each a message of its own save two of the user side by side, which are one;
+        None for any other."""
         keys = tuple(record)
         way = self._ways.get(keys, _UNSEEN)
         if way is _UNSEEN:
@@ -80,7 +84,7 @@ class UsualReader:
         if way is None:
             return None
         for name in way.beside:
-            if record[name]:
+            if record[name] and (record[name] != _NO_TOOLS or name == "system"):
                 return None
         if type(way) is _Turns:
             return self._turns(record[way.where], way.where)
@@ -88,7 +92,13 @@ class UsualReader:
         asked, said = record[question], record[answer]
         if type(asked) is not str or type(said) is not str or not asked or not said or asked.isspace():
             return None
-        return None if said.isspace() else (_part(question, "user", asked), _part(answer, "assistant", said))
+        if said.isspace():
+            return None
+        if way.more is not None and (added := record[way.more]):
+            if type(added) is not str:
+                return None
+            return _part(question, "user", asked), _part(way.more, "user", added), _part(answer, "assistant", said)
+        return _part(question, "user", asked), _part(answer, "assistant", said)
 
     def _way(self, record: Mapping[str, Any]) -> _Exchange | _Turns | None:
         chosen = self._format
@@ -100,7 +110,8 @@ class UsualReader:
             answer = next((name for name in answers if name in record), None)
             if chosen in ("auto", kind) and question in record and answer is not None:
                 beside = _BESIDE_ALPACA if kind == "alpaca" else ("system",)
-                return _Exchange(question, answer, tuple(name for name in beside if name in record))
+                more = "input" if kind == "alpaca" and "input" in record else None
+                return _Exchange(question, answer, tuple(name for name in beside if name in record), more)
         return None
 
     def _turns(self, turns: Any, where: str) -> tuple[Part, ...] | None:
