@@ -130,14 +130,17 @@ class BlendedSamples:
 
     @property
     def seq_length(self) -> int:
+        """Tokens a sample is trained on; a row holds one more."""
         return self.sets[0].seq_length
 
     @property
     def isolates(self) -> bool:
+        """Whether documents in a row must not see each other: when any set needs it, in all rows."""
         return any(one.isolates for one in self.sets)
 
     @property
     def fingerprint(self) -> str:
+        """32 hex digits over the shares, the offsets and the sets. Raises ShardChangedError as theirs do."""
         return key_of(self._facts() | {"sets": [one.fingerprint for one in self.sets]})
 
     def __len__(self) -> int:

@@ -34,14 +34,17 @@ class ChainedSamples:
 
     @property
     def seq_length(self) -> int:
+        """Tokens a sample is trained on; a row holds one more."""
         return self.sets[0].seq_length
 
     @property
     def isolates(self) -> bool:
+        """Whether documents in a row must not see each other: when any blend of the chain needs it."""
         return any(one.isolates for one in self.sets)
 
     @property
     def fingerprint(self) -> str:
+        """32 hex digits over the blends and where each ends. Raises ShardChangedError as theirs do."""
         return key_of({"kind": "chain", "counts": self.counts, "sets": [one.fingerprint for one in self.sets]})
 
     def __len__(self) -> int:

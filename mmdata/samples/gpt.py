@@ -95,10 +95,15 @@ class GPTSamples(Reopened):
 
     @property
     def isolates(self) -> bool:
+        """Whether documents in a row must not see each other: `reset_attention`."""
         return self.reset_attention
 
     @property
     def fingerprint(self) -> str:
+        """32 hex digits over tokens, options and code version.
+
+        Raises ShardChangedError when a shard is not what its manifest says, ShardsDifferError when some have no spans.
+        """
         options = {"reset_positions": self.reset_positions, "reset_attention": self.reset_attention}
         return key_of(self._facts() | options | {"content": self.group.fingerprint, "spans": self.group.has_spans})
 
@@ -151,7 +156,7 @@ class GPTSamples(Reopened):
         where = np.arange(len(indices)) if at is None else at
         parts = self.parts(indices, where)
         if rows.tokens is not None:
-            rows.tokens[where] = 0
+            part_kernels.clear_rest(parts, where, rows.tokens)
             self.group.copy(parts, rows.tokens)
         options = (self.reset_positions, self.reset_attention, self.reset_attention)
         part_kernels.mark_rows(parts, where, *options, rows.positions, rows.documents, rows.counted)

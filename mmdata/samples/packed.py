@@ -107,10 +107,12 @@ class PackedSamples(Reopened):
 
     @property
     def isolates(self) -> bool:
+        """Whether documents in a row must not see each other: always."""
         return True
 
     @property
     def fingerprint(self) -> str:
+        """32 hex digits over tokens, spans, options and code version. Raises as GPTSamples.fingerprint."""
         content = {"content": self.group.fingerprint, "spans": self.group.has_spans}
         return key_of(self._facts() | content | {"num_samples": self.num_samples})
 
@@ -155,7 +157,7 @@ class PackedSamples(Reopened):
         where = np.arange(len(indices)) if at is None else at
         parts = self.parts(indices, where)
         if rows.tokens is not None:
-            rows.tokens[where] = 0
+            part_kernels.clear_rest(parts, where, rows.tokens)
             self.group.copy(parts, rows.tokens)
         part_kernels.mark_rows(parts, where, True, True, True, rows.positions, rows.documents, rows.counted)
         if self.group.has_spans:

@@ -114,6 +114,34 @@ def packed_parts(
 
 
 @kernel
+def clear_rest(parts: Any, at: Any, tokens: Any) -> None:
+    """Zeros in the columns of the rows `at` that no piece fills."""
+    p = 0
+    for i in range(len(at)):
+        end = np.int64(0)
+        while p < parts.shape[1] and parts[0, p] == at[i]:
+            end = parts[1, p] + parts[4, p]
+            p += 1
+        _fill(tokens[at[i]], end, tokens.shape[1], 0)
+
+
+@inlined
+def _fill(line: Any, begin: Any, stop: Any, value: Any) -> None:
+    """`value` in line[begin:stop], cut to the line."""
+    part = line[begin:stop]
+    for k in range(len(part)):
+        part[k] = value
+
+
+@inlined
+def _count_up(line: Any, begin: Any, stop: Any, zero: Any) -> None:
+    """Distance from column `zero` in line[begin:stop], cut to the line."""
+    part = line[begin:stop]
+    for k in range(len(part)):
+        part[k] = np.int32(begin - zero) + np.int32(k)
+
+
+@kernel
 def mark_rows(
     parts: Any, at: Any, reset: bool, isolate: bool, mask_first: bool, positions: Any, documents: Any, counted: Any
 ) -> None:
@@ -121,39 +149,28 @@ def mark_rows(
 
     Column q's target is the token in column q + 1. reset: positions start anew at each document. isolate: documents
     are numbered from 0 in each row, padding is one more document; else all are 0. mask_first: the first token of a
-    document is no target.
+    document is no target. A row without pieces is one document in which nothing counts.
     """
     width = positions.shape[1]
+    p = 0
     for i in range(len(at)):
-        row = at[i]
-        for q in range(width):
-            positions[row, q] = q
-            documents[row, q] = 0
-            counted[row, q] = False
-    total = parts.shape[1]
-    row, document, begin = -1, 0, 0
-    for p in range(total):
-        column, end, opens = parts[1, p], parts[1, p] + parts[4, p], parts[5, p] == 1
-        if parts[0, p] != row:
-            row, document, begin = parts[0, p], 0, 0
-        elif opens:
-            document += 1
-            begin = column
-        if isolate:
-            for q in range(column, min(end, width)):
-                documents[row, q] = document
-        if reset:
-            for q in range(column, min(end, width)):
-                positions[row, q] = q - begin
-        low = column if column == 0 or (opens and mask_first) else column - 1
-        for q in range(low, min(end - 1, width)):
-            counted[row, q] = True
-        if p + 1 == total or parts[0, p + 1] != row:
-            for q in range(end, width):
-                if isolate:
-                    documents[row, q] = document + 1
-                if reset:
-                    positions[row, q] = q - end
+        where, whose, counts = positions[at[i]], documents[at[i]], counted[at[i]]
+        document, begin, end = np.int64(0), np.int64(0), np.int64(0)
+        while p < parts.shape[1] and parts[0, p] == at[i]:
+            column, end, opens = parts[1, p], parts[1, p] + parts[4, p], parts[5, p] == 1
+            if column > 0:
+                counts[column - 1] = not (opens and mask_first)
+                if opens:
+                    document += 1
+                    begin = column
+            _count_up(where, column, end, begin if reset else 0)
+            _fill(whose, column, end, document if isolate else 0)
+            _fill(counts, column, end - 1, True)
+            _fill(counts, end - 1, end, False)
+            p += 1
+        _count_up(where, end, width, end if reset else 0)
+        _fill(whose, end, width, document + 1 if isolate and end > 0 else 0)
+        _fill(counts, end, width, False)
 
 
 @kernel

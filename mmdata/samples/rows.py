@@ -30,6 +30,7 @@ class Rows:
 
     @classmethod
     def empty(cls, count: int, seq_length: int, *, with_tokens: bool = True, dtype: Any = np.int32) -> Rows:
+        """Rows of zeros for `count` samples of `seq_length` tokens. dtype: any integer that holds the tokens."""
         shape = (count, seq_length)
         tokens = np.zeros((count, seq_length + 1), dtype=dtype) if with_tokens else None
         return cls(tokens, np.zeros(shape, np.bool_), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
@@ -43,7 +44,9 @@ class SampleSet(Protocol):
     """
 
     @property
-    def seq_length(self) -> int: ...
+    def seq_length(self) -> int:
+        """Tokens a sample is trained on; a row holds one more."""
+        ...
 
     @property
     def isolates(self) -> bool:

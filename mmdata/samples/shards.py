@@ -78,10 +78,12 @@ class ShardGroup:
 
     @property
     def prefixes(self) -> list[str]:
+        """The shards' prefixes as they were given, in order."""
         return [shard.prefix for shard in self.shards]
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Of the tokens of every shard: uint16 or int32, or what else the format has."""
         return self.shards[0].dtype
 
     @property
@@ -106,6 +108,7 @@ class ShardGroup:
 
     @property
     def documents(self) -> int:
+        """Documents of all shards, empty ones included."""
         return sum(shard.document_count for shard in self.shards)
 
     @cached_property
