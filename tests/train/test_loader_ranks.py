@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from conftest import START  # noqa: E402
 from loader_shards import write_corpus  # noqa: E402
 
 LAYOUT = {"tensor": 2, "pipeline": 2, "data": 1}
@@ -91,7 +92,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     content[34 + 80 * 4 + 3 * 8] ^= 2
     index.write_bytes(content)
     (Path(folders["damaged"]) / "plain.json").unlink()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START)
     results = context.Queue()
     workers = [
         context.Process(target=worker, args=(rank, str(folder / "store"), folders, results)) for rank in range(WORLD)

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from conftest import START
+
 import mmdata
 from mmdata.errors import ShardNotFoundError
 from mmdata_train.data.open import open_training
@@ -85,7 +87,7 @@ def prepare(path: str, cache: str, tokenizer: str, results: Any) -> None:
 
 
 def test_ranks_of_one_machine_convert_once_between_them(text: Path, tokenizer: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START)
     results = context.Queue()
     arguments = (str(text), str(tmp_path / "cache"), str(tokenizer), results)
     workers = [context.Process(target=prepare, args=arguments) for _ in range(3)]

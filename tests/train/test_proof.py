@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from conftest import START  # noqa: E402
+
 from mmdata_train import proof  # noqa: E402
 from mmdata_train.check import _parity  # noqa: E402
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig  # noqa: E402
@@ -144,7 +146,7 @@ def test_ranks_of_a_run_compare_once_with_their_adapters(two: RankPool, tmp_path
 
 def test_layout_that_differs_is_refused_with_the_numbers_and_not_remembered(tmp_path: Path) -> None:
     config = small_config(data=2, zero_stage=2)
-    with RankPool(2, deadline_s=150) as pool, pytest.raises(RankError) as caught:
+    with RankPool(2, deadline_s=150, method=START) as pool, pytest.raises(RankError) as caught:
         pool.run(compare, config, str(tmp_path), 2.0)
     message = str(caught.value)
     assert "ParityError" in message and "relative difference 5.0e-01, limit 1e-05" in message
