@@ -130,6 +130,8 @@ def key_path(page: Path) -> Path:
 
 def check_page(page: Path, *, overwrite: bool = False) -> None:
     """Refuse a page that cannot be written. Raises OutputExistsError, UsageError."""
+    if page.name in ("", ".."):
+        raise UsageError(f"-o {str(page)!r} names no file; give the page's name, such as blind.html")
     for path in (page, key_path(page)):
         if path.is_dir() or (path.exists() and not overwrite):
             raise OutputExistsError(f"{path} exists; choose another name or give --overwrite for a page")

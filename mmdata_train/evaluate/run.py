@@ -74,7 +74,10 @@ def evaluate(suite: Suite) -> Evaluation:
 
 def _evaluate_models(suite: Suite, found: Evaluation) -> None:
     """Every model on every set. One rank looks and writes, so that none meets the files of another."""
+    from mmdata_train.evaluate.inputs import check_inputs
+
     on_first_rank(partial(_check_output, suite))
+    on_first_rank(partial(check_inputs, suite))
     on_first_rank(partial(_check_contamination, suite, found))
     with ExitStack() as stack:
         places: list[Path] = []

@@ -59,6 +59,8 @@ class Request:
             raise UsageError("--prompt and --prompts are both given; put all prompts into one of them")
         if self.file is not None and self.output is None and not self.as_json:
             raise UsageError("--prompts needs -o OUTPUT for its answers, or --json")
+        if self.output == "":
+            raise UsageError("-o is empty; give the file of the answers, such as answers.jsonl")
         if self.file is None and self.output is not None:
             raise UsageError("-o takes the answers to a file of --prompts; a --prompt is answered on stdout")
         if not (self.prompts or self.file or self.chat):

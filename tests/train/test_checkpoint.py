@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from rank_meshes import mesh_of  # noqa: E402
+from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E402
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed  # noqa: E402
 
 from mmdata_train.checkpoint import Checkpointer  # noqa: E402
-from mmdata_train.checkpoint_format import INDEX_FILE, read_index  # noqa: E402
+from mmdata_train.checkpoint_format import INDEX_FILE, load_tensors, read_index  # noqa: E402
+from mmdata_train.checkpoint_storage import RawWriter  # noqa: E402
 from mmdata_train.errors import CheckpointError, RankError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
-from mmdata_train.mesh import Mesh  # noqa: E402
 from mmdata_train.model.init import initialize  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.parity import SEQ_LENGTH, Cell, Curve, Shape, difference  # noqa: E402
@@ -33,7 +37,7 @@ PLAIN = Shape("llama", 4, 8)
 def make_engine(cell: Cell, shape: Shape, seed: int = 7, **training_changes: Any) -> Engine:
     _, parallel, training = cell.configs()
     model = shape.config()
-    mesh = Mesh.make(parallel, torch.device("cpu"))
+    mesh = mesh_of(parallel)
     training = dataclasses.replace(training, **training_changes)
     parts = build_parts(model, parallel, training, mesh)
     initialize(parts.parts, model, seed)
@@ -238,3 +242,39 @@ def test_tensor_of_another_shape_is_named(one: RankPool, saved: Saved) -> None:
     folder, _ = saved["folded"]
     with pytest.raises(RankError, match=r"model.layers.4\S+ is missing"):
         one.run(resume, Cell(model="qwen3-tied"), Shape("qwen3-tied", 8, 8), folder, 1)
+
+
+def test_tensors_of_torch_s_own_writer_and_raw_ones_are_read_back_bit_equal(tmp_path: Path) -> None:
+    tensors = {
+        "matrix": torch.randn(5, 7), "turned": torch.randn(3, 4).T, "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3), "half": torch.randn(3).bfloat16(), "counts": torch.arange(9),
+    }  # fmt: skip
+    for number, writer in enumerate((FileSystemWriter, RawWriter)):
+        folder = tmp_path / str(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            save_distributed(tensors, storage_writer=writer(folder), no_dist=True)
+        found = {name: torch.full_like(tensor, 7) for name, tensor in tensors.items()}
+        load_tensors(found, folder, no_dist=True)
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    data = (tmp_path / "1" / "__0_0.distcp").stat().st_size
+    assert data == sum(tensor.nbytes + 8 for tensor in tensors.values())
+
+
+def test_bytes_that_are_not_those_written_are_named(one: RankPool, tmp_path: Path) -> None:
+    one.run(save_several, tmp_path, 1)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    file = found / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    words = r"CheckpointError: .*__0_0.distcp: bytes 0 to .*, which hold \S+, are not those that were written"
+    with pytest.raises(RankError, match=words):
+        one.run(resume, Cell(), PLAIN, tmp_path, 1)
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(RankError, match="are not those that were written"):
+        one.run(resume, Cell(), PLAIN, tmp_path, 1)
+    file.unlink()
+    with pytest.raises(RankError, match=r"CheckpointError: .* cannot be read \(rank 0\): FileNotFoundError"):
+        one.run(resume, Cell(), PLAIN, tmp_path, 1)

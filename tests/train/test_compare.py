@@ -169,6 +169,7 @@ def test_the_command_builds_from_files_and_scores(tmp_path: Path) -> None:
         ([*command, "-o", str(page)], "exists; choose another name", 1),
         ([*command[:2], "no-such-model", *command[3:], "-o", str(page)], "exists; choose another name", 1),
         ([*command[:2], command[1], *command[3:], "-o", str(page)], "give two different names", 2),
+        ([*command, "-o", ""], "names no file; give the page's name", 2),
         (["compare", "x"], "takes two sides, A and B; 1 were given", 2),
         (["compare", "--score", str(ratings)], "takes ratings and their --key", 2),
         ([*command[:3], "--prompts", str(prompts)], "-o PAGE.html", 2),

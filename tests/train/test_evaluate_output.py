@@ -74,6 +74,35 @@ def test_only_an_evaluation_is_replaced_and_as_a_whole(tmp_path: Path) -> None:
     assert refused.exit_code == 1 and "holds ratings.json (1 files in all)" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ("{kind: perplexity, path: none.jsonl}", "none.jsonl: cannot be read: No such file"),
+        ("{kind: perplexity, path: none/shard}", "none/shard"),
+        ("{kind: perplexity, path: empty.jsonl}", "empty.jsonl: holds no record"),
+        ("{kind: choices, path: none.csv}", "none.csv: no such file, or a folder without"),
+        ("{kind: answers, path: texts.jsonl}", "texts.jsonl:1: no prompt"),
+        ("{kind: answers, path: qa.jsonl, shots: 1, shots_from: none.jsonl}", "none.jsonl: cannot be read"),
+    ],
+)
+def test_what_the_last_set_names_is_looked_at_before_the_first_model_is_opened(
+    sets: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mmdata_train.evaluate.opened.open_model", lambda *_, **__: pytest.fail("a model was opened"))
+    qa_file(tmp_path)
+    Path("texts.jsonl").write_text('{"text": "x"}\n', encoding="utf-8")
+    Path("empty.jsonl").write_text("\n", encoding="utf-8")
+    Path("model").mkdir()
+    shape = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = {"model_type": "llama", **shape, "intermediate_size": 48}
+    Path("model/config.json").write_text(json.dumps(config), encoding="utf-8")
+    suite = f"models: {{a: {{model: model}}}}\nsets: {{first: {{kind: perplexity, path: texts.jsonl}}, last: {sets}}}\n"
+    Path("suite.yaml").write_text(suite, encoding="utf-8")
+    refused = CliRunner().invoke(main, ["evaluate", "suite.yaml", "-o", "out"])
+    assert refused.exit_code == 1 and words in refused.stderr and not Path("out").exists(), refused.output
+
+
 def fails_on_first_rank(kind: str) -> str:
     from mmdata_train.evaluate.ranks import on_first_rank
 
