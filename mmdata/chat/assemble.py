@@ -99,6 +99,8 @@ class Sequences:
 
     @staticmethod
     def concatenate(pieces: Sequence[Sequences]) -> Sequences:
+        """All sequences of `pieces` in order; no piece gives none, with the same dtypes."""
+
         def joined(name: str, kind: Any) -> Any:
             return np.concatenate([np.empty(0, kind), *(getattr(piece, name) for piece in pieces)])
 

@@ -323,6 +323,7 @@ class Items:
         return edge
 
     def add_stretch(self, stretch: Stretch) -> int:
+        """Append a text that is to be encoded for each record; the number of its item."""
         self.stretches.append(stretch)
         self.lengths.append(-1)
         return len(self.lengths) - 1

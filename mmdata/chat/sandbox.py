@@ -151,12 +151,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **options)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """What Jinja asks for `left % right`: on traced text the whole result is the record's.
+
+        Raises ChatTemplateError where the template's own part of a text holds a control token.
+        """
         tracer = find_tracer([left, right])
         if tracer is None or not isinstance(left, str):
             return super().call_binop(context, operator, pin(left), pin(right))
         return untraceable(tracer, operator, plain(left) % pin(right), (left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Jinja's safe `str.format` and `format_map`, whose result is the record's where a traced text goes in; None
+        for any other value. Calling it raises ChatTemplateError as `call_binop` does."""
         safe = super().wrap_str_format(value)
         if safe is None:
             return None

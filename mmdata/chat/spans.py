@@ -36,6 +36,7 @@ class Layout:
 
     @staticmethod
     def of(segments: Sequence[Segment]) -> Layout:
+        """The layout of a rendered text; its marks must be nested rightly, as Jinja's blocks are."""
         atoms: list[Atom] = []
         opened: list[Position] = []
         marked: list[tuple[Position, Position]] = []

@@ -18,34 +18,14 @@ from mmdata.chat.tracer import Contains, Tracer
 from mmdata.errors import ChatTemplateError
 
 # Methods whose result is one string, decided by the whole string: followed on a text that is all the record's.
-_WHOLE: tuple[str, ...] = (
-    "upper",
-    "lower",
-    "title",
-    "capitalize",
-    "casefold",
-    "swapcase",
-    "expandtabs",
-    "zfill",
-    "removeprefix",
-)
-_WHOLE += ("removesuffix", "center", "ljust", "rjust")
+_WHOLE: tuple[str, ...] = ("upper", "lower", "title", "capitalize", "casefold", "swapcase", "expandtabs", "zfill")
+_WHOLE += ("removeprefix", "removesuffix", "center", "ljust", "rjust")
 # Methods whose result is several strings.
 _PARTS = ("split", "rsplit", "splitlines", "partition", "rpartition")
 # Methods that answer a question.
-_ASK: tuple[str, ...] = (
-    "startswith",
-    "endswith",
-    "count",
-    "find",
-    "rfind",
-    "index",
-    "rindex",
-    "isalnum",
-    "isalpha",
-    "isascii",
-)
-_ASK += ("isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper")
+_ASK: tuple[str, ...] = ("startswith", "endswith", "count", "find", "rfind", "index", "rindex", "isalnum", "isalpha")
+_ASK += ("isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace")
+_ASK += ("istitle", "isupper")
 _REST = ("format", "format_map", "encode", "translate", "maketrans")
 
 
@@ -58,6 +38,7 @@ class TracedStr(str):
 
     @staticmethod
     def make(tracer: Tracer, segments: tuple[Segment, ...]) -> TracedStr:
+        """The str of these segments, followed by `tracer`."""
         made = TracedStr("".join([segment.text for segment in segments]))
         made._segments, made._tracer = segments, tracer
         return made
@@ -126,6 +107,7 @@ class TracedStr(str):
     __rmul__ = __mul__
 
     def join(self, items: Any) -> TracedStr:
+        """As str.join; raises TypeError for an item that is no str."""
         segments: list[Segment] = []
         for number, item in enumerate(items):
             segments.extend(self._segments if number else ())
@@ -135,12 +117,15 @@ class TracedStr(str):
     # -- cutting
 
     def strip(self, chars: Any = None) -> TracedStr:
+        """As str.strip."""
         return self.lstrip(chars).rstrip(chars)
 
     def lstrip(self, chars: Any = None) -> TracedStr:
+        """As str.lstrip; a guard holds which texts are stripped away altogether."""
         return self._strip_side("lstrip", chars)
 
     def rstrip(self, chars: Any = None) -> TracedStr:
+        """As str.rstrip, likewise."""
         return self._strip_side("rstrip", chars)
 
     def _strip_side(self, side: str, chars: Any) -> TracedStr:
@@ -186,6 +171,7 @@ class TracedStr(str):
         return iter([self._range(i, i + 1) for i in range(str.__len__(self))])
 
     def replace(self, old: Any, new: Any, count: Any = -1, /) -> TracedStr:
+        """As str.replace; where template and record meet in the text, its values are pinned."""
         old, count = pin(old), pin(count)
         plain_new = isinstance(new, str) and type(new) is str and not self._tracer.is_control(new)
         if plain_new and self._is_one_datum():

@@ -95,6 +95,7 @@ class TracedDict(_Traced, dict):  # type: ignore[type-arg]
         return self._raw[key] if key in self._fixed else self._child(key)
 
     def get(self, key: Any, default: Any = None) -> Any:
+        """As dict.get; a guard holds whether the key is there."""
         return self[key] if pin(key) in self else default
 
     def __contains__(self, key: object) -> bool:
@@ -110,15 +111,19 @@ class TracedDict(_Traced, dict):  # type: ignore[type-arg]
         return iter(self._keys())
 
     def keys(self) -> Any:
+        """The keys as a list of traced texts; a guard holds that they are these, in this order."""
         return self._keys()
 
     def values(self) -> Any:
+        """The values as a list, each traced; guarded as `keys`."""
         return [self[key] for key in self._keys()]
 
     def items(self) -> Any:
+        """The (key, value) pairs as a list, each traced; guarded as `keys`."""
         return [(key, self[key]) for key in self._keys()]
 
     def copy(self) -> Any:
+        """An ordinary dict of traced keys and values."""
         return dict(self.items())
 
 
@@ -148,12 +153,15 @@ class TracedList(_Traced, list):  # type: ignore[type-arg]
         return self._all() + list(other)
 
     def index(self, *args: Any) -> int:
+        """As list.index; the values compared are pinned. Raises ValueError."""
         return self._all().index(*args)
 
     def count(self, item: Any) -> int:
+        """As list.count; the values compared are pinned."""
         return self._all().count(item)
 
     def copy(self) -> Any:
+        """An ordinary list of traced items; a guard holds their number."""
         return self._all()
 
 

@@ -48,6 +48,7 @@ class Step:
 
     @property
     def kind(self) -> str:
+        """`repair`, `rule`, `text_rule`, `parity`, `language` or `pii`, from the catalog; `function` for a user's."""
         return CATALOG[self.name].kind if self.name in CATALOG else "function"
 
 
@@ -60,6 +61,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
+        """The same for recipes with the same steps and parameters in the same order, whatever their names."""
         canonical = json.dumps([[s.name, s.parameters] for s in self.steps], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
