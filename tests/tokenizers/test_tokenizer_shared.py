@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -16,11 +17,12 @@ import tokenizers
 import zstandard
 from small_tokenizers import QWEN_SPLIT, clean_copy
 
-from mmdata.tokenizer import load_tokenizer
+from mmdata.tokenizer import LoadedTokenizer, load_tokenizer
 from mmdata.tokenizers.adversarial import adversarial_texts
 
 BENCH_RECORDS = 150
 Reference = Callable[[list[str]], list[list[int]]]
+Loaded = Callable[[str], LoadedTokenizer]
 
 # name: argument of load_tokenizer below the shared folder, vocabulary size, end token, tokens of the two sentences
 TABLE = {
@@ -55,6 +57,18 @@ def reference(shared: Path, name: str) -> Reference:
     else:
         tokenizer = clean_copy(shared / TABLE[name][0].removesuffix("/tokenizer.json") / "tokenizer.json")
     return lambda texts: [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@pytest.fixture(scope="module")
+def loaded(shared: Path) -> Loaded:
+    """Tokenizers of the table by name, each loaded once."""
+    return functools.cache(lambda name: load_tokenizer(argument(shared, name)))
+
+
+@pytest.fixture(scope="module")
+def library(shared: Path) -> Callable[[str], Reference]:
+    """The libraries' own encoders by name, each loaded once."""
+    return functools.cache(lambda name: reference(shared, name))
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
@@ -94,9 +108,10 @@ def encodable(text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
-def test_ids_on_all_real_texts_are_those_of_the_library(shared: Path, real_texts: list[str], name: str) -> None:
-    tokenizer = load_tokenizer(argument(shared, name))
-    encode = reference(shared, name)
+def test_ids_on_all_real_texts_are_those_of_the_library(
+    loaded: Loaded, library: Callable[[str], Reference], real_texts: list[str], name: str
+) -> None:
+    tokenizer, encode = loaded(name), library(name)
     assert len(real_texts) > 20_000
     for start in range(0, len(real_texts), 2000):
         texts = real_texts[start : start + 2000]
@@ -105,9 +120,9 @@ def test_ids_on_all_real_texts_are_those_of_the_library(shared: Path, real_texts
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
-def test_size_end_token_and_sentences_are_as_published(shared: Path, name: str) -> None:
-    where, vocab_size, eod_id, counts = argument(shared, name), *TABLE[name][1:]
-    tokenizer = load_tokenizer(where)
+def test_size_end_token_and_sentences_are_as_published(loaded: Loaded, name: str) -> None:
+    vocab_size, eod_id, counts = TABLE[name][1:]
+    tokenizer = loaded(name)
     assert (tokenizer.vocab_size, tokenizer.eod_id) == (vocab_size, eod_id)
     assert tuple(tokenizer.encode_batch(SENTENCES).lengths.tolist()) == counts
     assert tuple(tokenizer.decode(row) for row in tokenizer.encode_batch(SENTENCES).split()) == SENTENCES
@@ -115,8 +130,8 @@ def test_size_end_token_and_sentences_are_as_published(shared: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["qwen3", "stories260K"])
-def test_no_special_string_of_a_real_tokenizer_becomes_its_token(shared: Path, name: str) -> None:
-    tokenizer = load_tokenizer(argument(shared, name))
+def test_no_special_string_of_a_real_tokenizer_becomes_its_token(loaded: Loaded, name: str) -> None:
+    tokenizer = loaded(name)
     names = [token.content for token in tokenizer.special_tokens]
     texts = [f"a{name}b {name}\n{name}{name}" for name in names] + ["".join(names)]
     batch = tokenizer.encode_batch(texts)
@@ -136,24 +151,28 @@ def test_allow_special_is_the_library_default(shared: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
-def test_every_code_point_is_encoded_as_the_library_does(shared: Path, name: str) -> None:
+def test_every_code_point_is_encoded_as_the_library_does(
+    loaded: Loaded, library: Callable[[str], Reference], name: str
+) -> None:
     """A fixed share of all planes a text can meet, all of the first scripts, among letters, digits, spaces, marks."""
     points = [
         p for p in (*range(0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)) if p % 29 == 3 or p < 0x1000
     ]
     rows = [points[start : start + 256] for start in range(0, len(points), 256)]
     texts = ["".join(f"{chr(p)} {chr(p)}a{chr(p)}1{chr(p)}\n" for p in row) for row in rows]
-    found = load_tokenizer(argument(shared, name)).encode_batch(texts)
-    assert [row.tolist() for row in found.split()] == reference(shared, name)(texts)
+    found = loaded(name).encode_batch(texts)
+    assert [row.tolist() for row in found.split()] == library(name)(texts)
 
 
 @pytest.mark.peer
-def test_qwen3_ids_are_those_of_transformers_on_benign_text(shared: Path, real_texts: list[str]) -> None:
+def test_qwen3_ids_are_those_of_transformers_on_benign_text(
+    shared: Path, loaded: Loaded, real_texts: list[str]
+) -> None:
     transformers = pytest.importorskip("transformers")
     folder = shared / "tokenizers" / "qwen3"
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    names = [token.content for token in load_tokenizer(folder, engine="huggingface").special_tokens]
+    tokenizer = loaded("qwen3")
+    names = [token.content for token in tokenizer.special_tokens]
     texts = [text for text in real_texts[::400] if not any(name in text for name in names)]
-    tokenizer = load_tokenizer(folder)
     assert tokenizer.vocab_size == len(theirs)
     assert [row.tolist() for row in tokenizer.encode_batch(texts).split()] == theirs(texts)["input_ids"]
