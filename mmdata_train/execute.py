@@ -47,6 +47,7 @@ class SequentialExecutor:
         self.micro_batch_size = micro_batch_size
 
     def train(self, batch: Batch) -> Tensor | None:
+        """Forward and backward of each micro-batch in turn. Returns nll [rows] float32."""
         part = self.model.parts[0]
         assert isinstance(part, FSDPModule)
         spans = self._spans(batch)
@@ -60,6 +61,7 @@ class SequentialExecutor:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor | None:
+        """Forward of each micro-batch in turn. Returns nll [rows] float32."""
         return torch.cat([self._forward(batch.rows(span))[1] for span in self._spans(batch)])
 
     def _spans(self, batch: Batch) -> list[slice]:

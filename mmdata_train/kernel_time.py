@@ -45,6 +45,7 @@ def merged(spans: Spans) -> Spans:
 
 
 def length(spans: Spans) -> float:
+    """Length of disjoint intervals together."""
     return sum(end - start for start, end in spans)
 
 

@@ -64,6 +64,7 @@ class ParallelLayout:
 
     @property
     def world_size(self) -> int:
+        """Ranks in all: the product of the degrees."""
         return self.tensor * self.context * self.data * self.pipeline
 
     def degree(self, axis: Axis) -> int:
@@ -103,7 +104,9 @@ class ParallelLayout:
                 yield group
 
     def is_first_stage(self, rank: int) -> bool:
+        """Whether `rank` is on the first pipeline rank, which holds the embedding."""
         return self.coordinates(rank).pipeline == 0
 
     def is_last_stage(self, rank: int) -> bool:
+        """Whether `rank` is on the last pipeline rank."""
         return self.coordinates(rank).pipeline == self.pipeline - 1

@@ -44,6 +44,7 @@ class Place:
 
     @property
     def reads(self) -> bool:
+        """Whether this rank needs the tokens: it holds the embedding or the head."""
         if self.loads_tokens is not None:
             return self.loads_tokens
         return self.layout.is_first_stage(self.rank) or self.layout.is_last_stage(self.rank)

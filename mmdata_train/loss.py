@@ -38,6 +38,7 @@ class VocabShard:
     group: dist.ProcessGroup | None = None
 
     def reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """Reduce in place over the ranks that share the vocabulary; a collective where there are several."""
         if self.group is not None:
             dist.all_reduce(tensor, op=op, group=self.group)
         return tensor

@@ -33,10 +33,12 @@ class Flag:
 
     @property
     def kind(self) -> Kind:
+        """What becomes of the flag."""
         return _KINDS[self.fate]
 
     @property
     def choices(self) -> tuple[str, ...]:
+        """The values it takes; empty where it takes any."""
         return tuple(self.type.split("|")) if "|" in self.type else ()
 
 

@@ -104,6 +104,7 @@ class Shape:
     rows: int
 
     def config(self) -> ModelConfig:
+        """The model compared: a small one of its family with so many layers."""
         return dataclasses.replace(MODELS[self.model], num_layers=self.layers)
 
     def batch(self, step: int) -> Batch:
@@ -137,6 +138,7 @@ class Cell:
 
     @property
     def world_size(self) -> int:
+        """Ranks of the cell."""
         return self.tensor * self.pipeline * self.data
 
     @property

@@ -37,6 +37,7 @@ class ShardedStage(nn.Module):
         self.part = part
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """The stage's own forward pass."""
         return self.part(*args, **kwargs)
 
 
@@ -55,6 +56,7 @@ class ReducingStage(NeighbourStage):
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
+        """The backward pass of one micro-batch, its gradients reduce-scattered."""
         assert backward_type == "full", "schedules that split the backward pass are refused with ZeRO 2 and 3"
         part = self.submod.part
         assert isinstance(part, FSDPModule)

@@ -94,6 +94,7 @@ class Trainer:
 
     @property
     def training(self) -> TrainingConfig:
+        """The run's training settings."""
         return self.engine.training
 
     def resume(self, state: dict[str, Any]) -> None:

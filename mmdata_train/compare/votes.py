@@ -31,6 +31,7 @@ class Count:
 
     @property
     def votes(self) -> int:
+        """All votes, those that decide nothing among them."""
         return self.a + self.b + self.tie + self.bad
 
     def shares(self) -> dict[str, Interval]:

@@ -65,6 +65,7 @@ class TrainingData:
 
     @property
     def samples(self) -> ChainedSamples:
+        """The samples of all phases, in the order the run takes them."""
         return self.mix.samples
 
     @property

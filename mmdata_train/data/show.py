@@ -40,7 +40,8 @@ _log = logging.getLogger(__name__)
 class Decoder(Protocol):
     """What decoding asks of a tokenizer."""
 
-    def decode(self, ids: Any) -> str: ...
+    def decode(self, ids: Any) -> str:
+        """The text of token ids."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class DataRun:
 
     @property
     def layout(self) -> ParallelLayout:
+        """The ranks the samples are dealt to."""
         return self.sampler.layout
 
 

@@ -43,6 +43,7 @@ class StepReader:
 
     @property
     def samples(self) -> SampleSet:
+        """What samples are read from."""
         return self.data.samples if isinstance(self.data, TrainingData) else self.data
 
     def __getitem__(self, request: Request) -> dict[str, Any]:

@@ -43,10 +43,12 @@ class Chosen:
 
     @property
     def choice(self) -> int:
+        """Index of the likeliest option; of equal ones the first."""
         return max(range(len(self.scores)), key=lambda index: self.scores[index])
 
     @property
     def right(self) -> bool:
+        """Whether the likeliest option is the right one."""
         return self.choice == self.asked.question.answer
 
 

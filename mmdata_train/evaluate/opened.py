@@ -39,6 +39,7 @@ class OpenedModel:
 
     @property
     def tokenizer(self) -> Any:
+        """The model's tokenizer. Raises GenerationError where it has none."""
         return self.model.tokenizer
 
     @cached_property

@@ -49,9 +49,11 @@ class ShardTexts:
     limit: int | None = None
 
     def lengths(self) -> Ids:
+        """Tokens of each text with `begin`, int64 [texts]."""
         return self.shard.sequence_lengths[: self.limit].astype(np.int64) + len(self.begin)
 
     def read(self, text: int) -> tuple[Ids, Any]:
+        """(ids int64, mask bool) of one text, `begin` in front; the loss spans of the shard decide what counts."""
         ids = np.concatenate([np.asarray(self.begin, dtype=np.int64), self.shard[text].astype(np.int64)])
         if not self.shard.has_loss_spans:
             return ids, _all_but_first(len(ids), max(1, len(self.begin)))
@@ -69,9 +71,11 @@ class EncodedTexts:
     begin: int = 0
 
     def lengths(self) -> Ids:
+        """Tokens of each text, int64 [texts]."""
         return np.array([len(ids) for ids in self.texts], dtype=np.int64)
 
     def read(self, text: int) -> tuple[Ids, Any]:
+        """(ids int64, mask bool) of one text; all but what stands before it count."""
         ids = np.asarray(self.texts[text], dtype=np.int64)
         return ids, _all_but_first(len(ids), max(1, self.begin))
 

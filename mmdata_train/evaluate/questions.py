@@ -36,6 +36,7 @@ class Question:
 
     @property
     def letters(self) -> str:
+        """The letters of its options: `ABCD` of four."""
         return LETTERS[: len(self.options)]
 
     def text(self, label: str) -> str:

@@ -105,10 +105,12 @@ class WholeScorer:
 
     @property
     def config(self) -> ModelConfig:
+        """The model's shape."""
         return self.decoder.config
 
     @torch.inference_mode()
     def score(self, rows: Sequence[MakeRow]) -> list[float]:
+        """One sum of nats a row; ranks share the rows, all get all sums. A collective."""
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         rank = dist.get_rank() if dist.is_initialized() else 0
         own = share_of(len(rows), rank, ranks)
@@ -124,6 +126,7 @@ class WholeScorer:
 
     @property
     def device(self) -> torch.device:
+        """Where the model is."""
         return next(self.decoder.parameters()).device
 
 
@@ -142,14 +145,17 @@ class EngineScorer:
 
     @property
     def config(self) -> ModelConfig:
+        """The model's shape."""
         return self.engine.model.config
 
     @property
     def seq_length(self) -> int:
+        """Tokens of a row; shorter ones are padded."""
         return self.engine.seq_length
 
     @torch.no_grad()
     def score(self, rows: Sequence[MakeRow]) -> list[float]:
+        """One sum of nats a row; data ranks share the rows, all ranks get all sums. A collective."""
         mesh = self.engine.model.mesh
         each = self.rows // mesh.layout.data
         own = slice(mesh.data_rank * each, (mesh.data_rank + 1) * each)

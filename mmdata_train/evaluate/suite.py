@@ -106,10 +106,12 @@ class Ranks:
 
     @property
     def world(self) -> int:
+        """Ranks in all."""
         return self.tensor * self.pipeline * self.data
 
     @property
     def splits_model(self) -> bool:
+        """Whether each rank holds only a part of the model."""
         return self.tensor * self.pipeline > 1
 
 

@@ -46,4 +46,5 @@ class UnitTokenizer:
     """rouge-score's tokenizer interface over `units`."""
 
     def tokenize(self, text: str) -> list[str]:
+        """The units of a text."""
         return units(text)

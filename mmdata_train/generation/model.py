@@ -39,6 +39,7 @@ class LoadedModel:
 
     @property
     def config(self) -> ModelConfig:
+        """The model's shape."""
         return self.decoder.config
 
     @cached_property

@@ -15,7 +15,8 @@ _CONTEXT_TOKENS = 6
 class Decoder(Protocol):
     """What this asks of a tokenizer."""
 
-    def decode(self, ids: Any) -> str: ...
+    def decode(self, ids: Any) -> str:
+        """The text of token ids."""
 
 
 class TextStream:

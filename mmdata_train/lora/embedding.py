@@ -26,6 +26,7 @@ class AddedRows(nn.Module):
         self.rows = nn.Parameter(torch.empty(len(ids), hidden))
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """tokens int64 [batch, length] -> [batch, length, hidden]: their own rows, 0 for all other tokens."""
         count = self.rows.shape[0]
         slots = tokens - self.first
         here = (slots >= 0) & (slots < count)
@@ -43,6 +44,7 @@ class ExtendedEmbedding(Embedding):
         self.tokens, self.positions = base.tokens, base.positions
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """tokens and positions int64 [batch, length] -> [batch, length, hidden]."""
         x: Tensor = self.tokens(tokens) + self.added(tokens)
         if self.positions is not None:
             x = x + self.positions(positions)

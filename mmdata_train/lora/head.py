@@ -48,6 +48,7 @@ class AdaptedHead(OutputHead):
         self.scale = lora.scale
 
     def forward(self, x: Tensor, labels: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        """x [batch, length, hidden] -> logits, or with labels [batch, length] (loss [], nll [batch])."""
         hidden, weight = self.norm(x), self._rows()
         if self.lora_A is not None and self.lora_B is not None:
             hidden = torch.cat((hidden, F.linear(hidden, to_local(self.lora_A)) * self.scale), dim=-1)

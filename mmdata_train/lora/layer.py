@@ -57,6 +57,7 @@ class LoraLinear(nn.Linear):
         self.dropout = lora.dropout
 
     def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]: the frozen layer and its update."""
         x = drop(input, self.dropout) if self.dropout and self.training else input
         update = F.linear(F.linear(x, self.lora_A) * self.scale, self.lora_B)
         if self.lora_magnitude is None:

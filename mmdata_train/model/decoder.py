@@ -36,6 +36,7 @@ class Embedding(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """tokens and positions int64 [batch, length] -> [batch, length, hidden]."""
         x: Tensor = self.tokens(tokens)
         if self.positions is not None:
             x = x + self.positions(positions)
@@ -52,6 +53,7 @@ class OutputHead(nn.Module):
         self.token_loss = TokenLoss(config.vocab_size)
 
     def forward(self, x: Tensor, labels: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        """x [batch, length, hidden] -> logits, or with labels [batch, length] (loss [], nll [batch])."""
         hidden = self.norm(x)
         if labels is None:
             return self.token_loss.logits(hidden, self.weight)

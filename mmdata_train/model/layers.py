@@ -44,6 +44,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None
     ) -> Tensor:
+        """x [batch, length, hidden] -> the same shape; mask as `attend` takes it, None for causal."""
         query = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
         key = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
         value = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -88,6 +89,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]."""
         inner = self.up_proj(x)
         inner = self.activation(inner) if self.gate_proj is None else self.activation(self.gate_proj(x)) * inner
         output: Tensor = self.down_proj(inner)
@@ -108,6 +110,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None
     ) -> Tensor:
+        """x [batch, length, hidden] -> the same shape."""
         # By name: tensor plans describe the layout of each positional argument.
         x = x + self._drop(self.attention(self.attention_norm(x), rotary, mask, cache=cache))
         return x + self._drop(self.mlp(self.mlp_norm(x)))
