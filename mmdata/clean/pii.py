@@ -106,9 +106,11 @@ class Kind:
     group: int = 0
 
 
+# A number that begins behind no letter or digit is looked for there alone, with the look back behind its first digit: so
+# a search jumps from digit to digit.
 _NEAR = {
-    "url_credentials": "://", "email": "@", "identity_number": "[0-9]{14}",
-    "social_credit_code": "[0-9]{6}[0-9A-Z]{10}", "bank_card": "[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{4}",
+    "url_credentials": "://", "email": "@", "identity_number": "[0-9](?<![0-9A-Za-z].)[0-9]{13}",
+    "social_credit_code": "[0-9]{6}[0-9A-Z]{10}", "bank_card": "[0-9](?<![0-9A-Za-z].)[0-9]{3}(?:[0-9]{9}|[ -][0-9]{4}[ -][0-9]{4})",
     "mobile": "1[3-9][0-9](?:[0-9]{8}|[ -][0-9]{4}[ -]|[0-9][ -][0-9]{3}[ -])",
     "landline": "0[1-9][0-9]{1,2}[-) ）] ?[2-8][0-9]{6}", "ipv6": ":[0-9A-Fa-f]{0,4}:",
     "ipv4": "[0-9]\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]", "passport": "[A-Z][0-9]{7}",

@@ -118,6 +118,23 @@ class Signer:
                 parts.append(self._shingles(block, distinct=True))
         return concatenate_sets(parts)
 
+    def sets_of_utf8(self, texts: Sequence[bytes]) -> ShingleSets:
+        """As `sets`, of texts in UTF-8 with surrogates passed through; decodes them only where there is no kernel."""
+        params = self.params
+        if params.method == "exact" or params.normalize or not self.native or params.item_hash != "rolling":
+            return self.sets([str(text, "utf-8", "surrogatepass") for text in texts])
+        values = self._room(texts)
+        starts, filled = [np.zeros(1, dtype=np.int64)], 0
+        for low, high in _blocks(texts):
+            if high - low == 1 and len(texts[low]) > WINDOW:
+                part = self.sets([str(texts[low], "utf-8", "surrogatepass")])
+                values[filled : filled + len(part.values)] = part.values
+            else:
+                part = self._native(texts[low:high], values[filled:])
+            starts.append(part.starts[1:] + filled)
+            filled += int(part.starts[-1])
+        return ShingleSets(values[:filled], np.concatenate(starts))
+
     def signatures(self, texts: Sequence[str]) -> NDArray[Any]:
         """MinHash signatures (n, num_perm), uint32 for affine32, else uint64; all ones for an empty document."""
         count = self.params.num_perm
@@ -170,22 +187,46 @@ class Signer:
 
     def _shingles(self, texts: Sequence[str], distinct: bool, encoded: Sequence[bytes] | None = None) -> ShingleSets:
         """Where not distinct, values are in this object's scratch memory until the next call."""
-        chars, size = self.params.unit == "char", self.params.ngram
         if self.native and self.params.item_hash == "rolling":
-            data, offsets = _joined(encoded) if encoded is not None else encode(texts)
-            most = (len(data) if chars else len(data) // 2) + len(offsets)
-            scratch = self._scratch
-            if len(scratch) < 2 * most:
-                scratch = np.empty(2 * most, dtype=np.uint64)
-                # One huge document does not leave its memory behind.
-                self._scratch = scratch if 2 * most <= MOST_SCRATCH else self._scratch
-            return _native_shingles((data, offsets), (chars, size), distinct, scratch)
+            pieces = encoded if encoded is not None else [text.encode("utf-8", "surrogatepass") for text in texts]
+            return self._native(pieces, self._room(pieces) if distinct else None)
+        chars, size = self.params.unit == "char", self.params.ngram
         make = plain.sha1_shingles if self.params.item_hash == "sha1" else plain.rolling_shingles
         arrays = [make(text, chars, size) for text in texts]
         if distinct:
             arrays = [plain.distinct(array) for array in arrays]
         starts = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
         return ShingleSets(np.concatenate([np.zeros(0, dtype=np.uint64), *arrays]), starts)
+
+    def _room(self, texts: Sequence[bytes]) -> U64:
+        """Room for the shingles of texts; what they do not fill is never touched, so it takes no memory.
+
+        A word takes a byte and a separator at least; a character one byte.
+        """
+        chars = self.params.unit == "char"
+        return np.empty(sum(len(text) if chars else len(text) // 2 + 1 for text in texts), dtype=np.uint64)
+
+    def _native(self, texts: Sequence[bytes], distinct: U64 | None) -> ShingleSets:
+        """Shingles by the kernels: the distinct ones in `distinct`, or all in scratch memory until the next call."""
+        from mmdata.dedup import minhash_kernels as native
+
+        chars = self.params.unit == "char"
+        data, offsets = _joined(texts)
+        most = (len(data) if chars else len(data) // 2) + len(offsets)
+        scratch = self._scratch
+        if len(scratch) < 2 * most:
+            scratch = np.empty(2 * most, dtype=np.uint64)
+            # One huge document does not leave its memory behind.
+            self._scratch = scratch if 2 * most <= MOST_SCRATCH else self._scratch
+        units, out = scratch[: len(scratch) // 2], scratch[len(scratch) // 2 :]
+        table = char_table() if chars else word_table()
+        starts = native.shingle_batch((data, offsets), table, (chars, self.params.ngram), units, out)
+        if distinct is None:
+            return ShingleSets(out[: starts[-1]], starts)
+        slots = 1 << int(2 * max(int(np.diff(starts).max(initial=0)), 1)).bit_length()
+        table_arrays = (np.empty(slots, dtype=np.uint64), np.zeros(slots, dtype=np.uint32))
+        starts = native.distinct_batch(out, starts, table_arrays, distinct)
+        return ShingleSets(distinct[: starts[-1]], starts)
 
     def _minima(self, sets: ShingleSets, count: int) -> NDArray[Any]:
         scheme = self.params.scheme
@@ -234,11 +275,6 @@ def _drop_repeats(values: U64) -> int:
     return kept
 
 
-def encode(texts: Sequence[str]) -> tuple[NDArray[np.uint8], I64]:
-    """All texts as one UTF-8 array and n + 1 offsets; lone surrogates become three bytes each."""
-    return _joined([text.encode("utf-8", "surrogatepass") for text in texts])
-
-
 def _joined(pieces: Sequence[bytes]) -> tuple[NDArray[np.uint8], I64]:
     """The pieces and _PAD in one array, and n + 1 offsets."""
     offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
@@ -246,26 +282,8 @@ def _joined(pieces: Sequence[bytes]) -> tuple[NDArray[np.uint8], I64]:
     return np.frombuffer(b"".join((*pieces, _PAD)), dtype=np.uint8), offsets
 
 
-def _native_shingles(
-    texts: tuple[NDArray[np.uint8], I64], shape: tuple[bool, int], distinct: bool, scratch: U64
-) -> ShingleSets:
-    """scratch: two values for each that the texts can give; not distinct ones are returned in it."""
-    from mmdata.dedup import minhash_kernels as native
-
-    # A word takes a byte and a separator at least; a character one byte.
-    units, out = scratch[: len(scratch) // 2], scratch[len(scratch) // 2 :]
-    table = char_table() if shape[0] else word_table()
-    starts = native.shingle_batch(texts, table, shape, units, out)
-    if not distinct:
-        return ShingleSets(out[: starts[-1]], starts)
-    slots = 1 << int(2 * max(int(np.diff(starts).max(initial=0)), 1)).bit_length()
-    table_arrays = (np.empty(slots, dtype=np.uint64), np.zeros(slots, dtype=np.uint32))
-    starts = native.distinct_batch(out, starts, table_arrays, out)
-    return ShingleSets(out[: starts[-1]].copy(), starts)
-
-
-def _blocks(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Ranges of texts of about BLOCK_BYTES characters; at least one range, so that results have their dtype."""
+def _blocks(texts: Sequence[str] | Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Ranges of texts of about BLOCK_BYTES characters, or bytes; at least one, so that results have their dtype."""
     low, size = 0, 0
     for high, text in enumerate(texts):
         if size and size + len(text) > BLOCK_BYTES:

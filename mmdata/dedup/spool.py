@@ -230,10 +230,11 @@ class SpoolReader:
         return [(row[0], row[1], row[2], row[3]) for piece in pieces for row in self._rows(piece)]
 
     def texts(self, numbers: Sequence[int], limit_bytes: int) -> list[str]:
-        """The texts of the first of these documents, as many as have about limit_bytes, at least one.
+        """The texts of the first of these documents, as many as have about limit_bytes, at least one."""
+        return [str(text, "utf-8", "surrogatepass") for text in self.encoded_texts(numbers, limit_bytes)]
 
-        Each piece they stand in is unpacked once, in file order.
-        """
+    def encoded_texts(self, numbers: Sequence[int], limit_bytes: int) -> list[bytes]:
+        """As `texts`, in UTF-8. Each piece they stand in is unpacked once, in file order."""
         places = (np.searchsorted(self._firsts, np.asarray(numbers, dtype=np.int64), side="right") - 1).tolist()
         count, size = 0, 0
         bounds: dict[int, I64] = {}
@@ -245,15 +246,14 @@ class SpoolReader:
             if count and size > limit_bytes:
                 break
             count += 1
-        out = [""] * count
+        out = [b""] * count
         held, block = -1, b""
         for slot in sorted(range(count), key=numbers.__getitem__):
             if places[slot] != held:
                 held = places[slot]
                 block = self._text_block(self._pieces[held])
             local = numbers[slot] - self._pieces[held].first
-            view = memoryview(block)[bounds[held][local] : bounds[held][local + 1]]
-            out[slot] = str(view, "utf-8", "surrogatepass")
+            out[slot] = block[bounds[held][local] : bounds[held][local + 1]]
         return out
 
     def _bounds(self, piece: _Piece) -> I64:
@@ -273,7 +273,7 @@ class SpoolReader:
         return rows
 
     def _unpack(self, piece: _Piece) -> list[Document]:
-        bounds, block = self._bounds(piece), self._text_block(piece)
+        bounds, block = self._bounds(piece).tolist(), memoryview(self._text_block(piece))
         return [_document(row, block[bounds[i] : bounds[i + 1]]) for i, row in enumerate(self._rows(piece))]
 
     def close(self) -> None:
@@ -281,11 +281,11 @@ class SpoolReader:
         self._file.close()
 
 
-def _document(row: list[Any], joined: bytes) -> Document:
+def _document(row: list[Any], joined: memoryview) -> Document:
     path, input_number, line, identity, language, meta, described, held, record = row
     parts, at = [], 0
     for json_path, role, length in described:
-        text = joined[at : at + length].decode("utf-8", "surrogatepass")
+        text = str(joined[at : at + length], "utf-8", "surrogatepass")
         parts.append(Part(json_path, role, text))
         at += length + 1
         if json_path in held and record:
@@ -301,4 +301,4 @@ class SpoolSource:
 
     def load(self, documents: I64, limit_bytes: int) -> ShingleSets:
         """See SetSource."""
-        return self.signer.sets(self.reader.texts(documents.tolist(), limit_bytes))
+        return self.signer.sets_of_utf8(self.reader.encoded_texts(documents.tolist(), limit_bytes))

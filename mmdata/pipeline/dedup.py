@@ -124,6 +124,10 @@ class FrameEncoder:
         self._reader = SpoolReader(setup.spool)
 
     def __call__(self, task: FrameTask) -> BlockResult:
+        with collector_paused():
+            return self._encoded(task)
+
+    def _encoded(self, task: FrameTask) -> BlockResult:
         tally = Tally()
         with Timer(tally, "spool"):
             documents = self._reader.documents(task.number)

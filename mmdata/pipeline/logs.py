@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from mmdata.document import Drop, Reject
 from mmdata.indexed.durable import disk_faults, sync_directory
 from mmdata.jsonl import JsonlWriter
 from mmdata.reading.excerpt import mask
+
+_DROPPED = [field.name for field in fields(Drop) if field.name != "input_number"]
 
 
 class RecordLogs:
@@ -76,8 +78,7 @@ class RecordLogs:
 
 def drop_record(drop: Drop) -> dict[str, Any]:
     """The line of the dropped file; `text` only where there is one. Id and text are masked as excerpts are."""
-    record = asdict(drop)
-    del record["input_number"]
+    record = {name: getattr(drop, name) for name in _DROPPED}  # plain values, which asdict would copy one by one
     if drop.id is not None:
         record["id"] = mask(drop.id)
     if drop.text is None:
