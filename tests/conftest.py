@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmdata import tokenizer
-from mmdata.tokenizers.engine_choice import Verdict, choose, resume
+# Files of tests run side by side: threads of torch and BLAS would only wait for each other, and spin while they do.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+from mmdata import tokenizer  # noqa: E402 - numpy reads the number when it is imported
+from mmdata.tokenizers.engine_choice import Verdict, choose, resume  # noqa: E402
 
 # Processes forked from the server share what it imported: a rank starts in milliseconds in place of three seconds.
 multiprocessing.set_forkserver_preload(["mmdata_train.parity"])
