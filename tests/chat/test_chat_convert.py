@@ -72,3 +72,46 @@ def test_merging_and_splitting_keep_texts_and_what_counts(
     whole = shown(str(tmp_path / "all"), tokenizer)
     assert whole[:3] == shown(prefix, tokenizer) and whole[3][0] != "⟦" and whole[3].endswith("⟧")
     assert [text for part in parts for text in shown(part, tokenizer)] == whole
+
+
+PHONE = 13812345678
+NESTED = {"phone": PHONE, "who": {"ids": [PHONE, 7]}, str(PHONE): "x", "note": "call\n13812345678", "n": 12}
+
+
+def _asked(arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "dial", "arguments": arguments}}
+    turns = [user("ring them"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    return {"messages": [*turns, {"role": "tool", "content": json.dumps({"rang": PHONE})}, answer("Done.")]}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        _asked(NESTED),
+        _asked(json.dumps(NESTED)),
+        {
+            "conversations": [
+                {"from": "human", "value": "ring them"},
+                {"from": "function_call", "value": json.dumps({"name": "dial", "arguments": NESTED})},
+                {"from": "observation", "value": json.dumps({"rang": PHONE})},
+                {"from": "gpt", "value": "Done."},
+            ]
+        },
+    ],
+    ids=["object", "json text", "function_call"],
+)
+def test_numbers_of_people_in_a_call_are_masked_and_the_record_is_kept(
+    record: dict[str, Any], folder: Path, tokenizer: LoadedTokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(record), encoding="utf-8")
+    mmdata.convert(
+        tmp_path / "in.jsonl", tmp_path / "out", folder, recipe="auto", chat_template="chatml", workers=1, dedup="none"
+    )
+    (text,) = shown(str(tmp_path / "out_text_document"), tokenizer)
+    call = json.loads(text[text.index("<tool_call>") + 11 : text.index("</tool_call>")])
+    assert call["arguments"] == {
+        "phone": "<手机号>", "who": {"ids": ["<手机号>", 7]}, "<手机号>": "x", "note": "call\n<手机号>", "n": 12,
+    }  # fmt: skip
+    assert '{"rang": "<手机号>"}' in text and str(PHONE) not in text
+    report = json.loads((tmp_path / "out_report.json").read_text(encoding="utf-8"))
+    assert report["counters"]["pii.mobile"] == 5 and report["records"]["dropped"] == {}
