@@ -146,11 +146,13 @@ def _validation(config: TrainConfig, mesh: Mesh, model: ModelParts) -> list[Vali
 def finetune(config: TrainConfig) -> RunSummary:
     """Train as configured; continues the run in `output.dir` where there is one. A collective over all ranks.
 
-    Raises ConfigError, DataError, ModelError, CheckpointError, StepError, MemoryExhaustedError, RankError, and
-    ParityError before the first step where the layout does not train like one process.
+    Raises ConfigError, DataError, ModelError, AdapterError, CheckpointError, StepError, MemoryExhaustedError,
+    RankError, and ParityError before the first step where the layout does not train like one process.
     """
     found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
     state = read_state(found) if found is not None else None
+    # Before raw files are converted, which may take hours: the model, its targets, the adapter to start from.
+    model_config(config)
     prepared = with_shards(config)
     reference = reference_if_needed(prepared)
     device = pick_device()

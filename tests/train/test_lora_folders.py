@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mmdata_train.lora.peft import Adapter, AdapterSource, from_peft, read_adapt
 from mmdata_train.lora.settings import LoraConfig  # noqa: E402
 from mmdata_train.lora.start import check_start  # noqa: E402
 from mmdata_train.model.config import ModelConfig  # noqa: E402
+from mmdata_train.run import check_before_ranks, finetune  # noqa: E402
 from mmdata_train.session import model_config  # noqa: E402
 
 CONFIG = ModelConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48)
@@ -110,13 +112,22 @@ def test_an_adapter_of_another_model_or_half_of_one_is_told_from_its_headers(tmp
         check_start(folder_with(tmp_path / "dora", dora, layers_to_transform=[0]), CONFIG, lora)
 
 
-def test_a_run_refuses_a_bad_adapter_before_its_model_is_read(tmp_path: Path) -> None:
+def test_a_run_refuses_a_bad_adapter_before_its_data_and_model_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = folder_with(tmp_path / "adapter", PAIR)
-    config = build(TrainConfig, {"model": to_mapping(CONFIG), "lora_rank": 2, "lora_from": str(folder)})
+    config = build(
+        TrainConfig,
+        {"model": to_mapping(CONFIG), "lora_rank": 2, "lora_from": str(folder), "output": {"dir": str(tmp_path)}},
+    )
     with pytest.raises(AdapterError, match=r"lora_from .*no tensors for model\.layers\.1"):
         model_config(config)
     with pytest.raises(AdapterError, match=r"adapter_config\.json is missing"):
         model_config(dataclasses.replace(config, lora_from=tmp_path / "none"))
+    monkeypatch.setattr("mmdata_train.run.with_shards", lambda config: pytest.fail("data were converted first"))
+    for start in (finetune, partial(check_before_ranks, world_size=2)):
+        with pytest.raises(AdapterError, match=r"lora_from .*no tensors for model\.layers\.1"):
+            start(config)
 
 
 def test_values_that_are_no_numbers_are_not_written(tmp_path: Path) -> None:
