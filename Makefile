@@ -25,9 +25,10 @@ lint: .venv/dev.stamp
 types: .venv/dev.stamp
 	$(BIN)/mypy
 
-# Two files at a time: most tests are one process, and a file's tests share what its fixtures build.
+# Two files at a time, the longest first (tests/conftest.py): most tests are one process, and a file's tests share what
+# its fixtures build.
 unit: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every parallel layout of up to 8 ranks against one process; hours on two cores, and it goes on where it stopped.
 parity: .venv/dev.stamp

@@ -19,6 +19,15 @@ from mmdata.tokenizers.engine_choice import Verdict, choose, resume  # noqa: E40
 # Processes forked from the server share what it imported: a rank starts in milliseconds in place of three seconds.
 multiprocessing.set_forkserver_preload(["mmdata_train.parity"])
 
+LONGEST = (
+    "test_parity", "test_lora_ranks", "test_tokenizer_shared", "test_docs", "test_lora_run", "test_dedup_resume",
+    "test_chat_parity", "test_evaluate", "test_convert_stages", "test_convert_resume", "test_run", "test_export",
+    "test_export_adapter", "test_generate_adapters", "test_convert_neighbours", "test_engine", "test_proof",
+    "test_trainer", "test_hf_import", "test_pretrain_gpt", "test_megatron_models", "test_exit_codes", "test_cli",
+    "test_lora_peft", "test_lora_merge", "test_clean_published", "test_shared_parity", "test_checkpoint",
+)  # fmt: skip
+"""Files that take longest, in that order: begun first, none of them is left alone on one core at the end."""
+
 SHARED = Path(__file__).parent.parent.parent / "shared"
 
 
@@ -52,3 +61,9 @@ def one_self_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Engines are checked each time in the tests of tokenizers, which are about it; elsewhere once a tokenizer."""
     if request.path.parent.name != "tokenizers":
         monkeypatch.setattr(tokenizer, "choose", choose_once)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Longest files first; order within a file and among the others stays."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
