@@ -17,8 +17,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from click.testing import CliRunner  # noqa: E402
+
 import mmdata  # noqa: E402
 from mmdata_train.check import check_lines  # noqa: E402
+from mmdata_train.cli import main  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
 from mmdata_train.course import course_lines, course_of_rate  # noqa: E402
@@ -197,10 +200,6 @@ def test_check_shows_sizes_data_first_batch_and_disk(shards: Path, tmp_path: Pat
 
 
 def test_check_and_slurm_answer_in_json(shards: Path, tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
-    from mmdata_train.cli import main
-
     file = tmp_path / "run.yaml"
     file.write_text(dump_yaml(config_of(shards, tmp_path / "out")), encoding="utf-8")
     report = json.loads(CliRunner().invoke(main, ["check", str(file), "--json"]).stdout)["report"]
@@ -219,8 +218,8 @@ def small_run(tmp_path: Path, shards: Path, **changes: Any) -> None:
 
 def test_data_smaller_than_a_batch_is_refused_once_before_ranks_start(shards: Path, tmp_path: Path) -> None:
     small_run(tmp_path, shards, **{"train.steps": None, "train.global_batch_size": 4096})
-    done = command("finetune", "run.yaml", cwd=tmp_path)
-    assert done.returncode == 2
+    done = CliRunner().invoke(main, ["finetune", str(tmp_path / "run.yaml")])
+    assert done.exit_code == 2
     assert done.stderr.rstrip("\n").count("\n") == 0
     assert "samples are fewer than one global batch of 4096" in done.stderr
 
@@ -298,7 +297,7 @@ def test_raw_lines_are_converted_and_trained_on(shared: Path, one: RankPool, tmp
 
 def test_wrong_value_is_one_line_and_exit_code_2(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(dump_yaml(config_of(shards, tmp_path / "out")), encoding="utf-8")
-    done = command("finetune", "run.yaml", "--set", "train.global_batch_size=7", cwd=tmp_path)
-    assert done.returncode == 2
+    done = CliRunner().invoke(main, ["finetune", str(tmp_path / "run.yaml"), "--set", "train.global_batch_size=7"])
+    assert done.exit_code == 2
     assert done.stderr.rstrip("\n").count("\n") == 0
     assert "use 6 or 8, or a micro_batch_size of 1, 7" in done.stderr
