@@ -30,7 +30,7 @@ def test_machine_code_goes_to_the_users_cache_where_the_installation_is_read_onl
     environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home), "USERPROFILE": str(home), "LOCALAPPDATA": str(home),
                     "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}  # fmt: skip
     said = [
-        subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+        subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240)
         for _ in range(2)
     ]
     assert all(one.returncode == 0 for one in said), said[0].stderr

@@ -120,7 +120,7 @@ def test_dataset_works_in_processes_of_every_start_method(tmp_path: Path, method
         pytest.skip("the same path as spawn")
     ds = IndexedDataset(plain_shard(tmp_path / "x", [[1, 2], [3]]))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
-        assert list(pool.map(_read_in_worker, [ds, ds], [0, 1], timeout=60)) == [[1, 2], [3]]
+        assert list(pool.map(_read_in_worker, [ds, ds], [0, 1], timeout=240)) == [[1, 2], [3]]
 
 
 def test_pickling_keeps_prefix_and_mode(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_verifying_merging_and_splitting_take_no_more_memory_for_larger_shards(t
         with ShardWriter(tmp_path / name, vocab_size=60_000) as writer:
             writer.add_documents(np.full(10 * count, 7, np.uint16), np.full(count, 10))
         command = [sys.executable, "-c", MEASURED, str(tmp_path / name)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
         peaks.append(int(done.stdout))
         for path in tmp_path.glob(f"{name}*"):
             path.unlink()

@@ -18,7 +18,7 @@ from mmdata.run import LocalExecutor
 
 def loaded(folder: Path, count: int) -> bool:
     """Whether `count` processes have left their marks, within a deadline."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while len(os.listdir(folder)) < count and time.monotonic() < end:
         time.sleep(0.02)
     return len(os.listdir(folder)) == count

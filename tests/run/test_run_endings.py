@@ -60,7 +60,7 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
         [sys.executable, str(script), str(marks)],
         env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    assert wait_until(lambda: len(os.listdir(marks)) == 3, 60), "the workers did not start"
+    assert wait_until(lambda: len(os.listdir(marks)) == 3, 200), "the workers did not start"
     return parent, [int(name) for name in os.listdir(marks)]
 
 
@@ -79,7 +79,7 @@ def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
     parent, workers = start(tmp_path)
     parent.kill()
     parent.communicate(timeout=30)
-    assert wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+    assert wait_until(lambda: not any(alive(pid) for pid in workers), 30)
 
 
 @POSIX
@@ -88,7 +88,7 @@ def test_workers_end_when_the_parent_is_told_to_end(tmp_path: Path, stop: signal
     parent, workers = start(tmp_path)
     parent.send_signal(stop)
     parent.communicate(timeout=30)
-    assert wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+    assert wait_until(lambda: not any(alive(pid) for pid in workers), 30)
 
 
 @POSIX

@@ -205,7 +205,7 @@ def test_eight_processes_building_at_once_get_the_same_and_leave_one_entry(tmp_p
         worker.start()
     start.set()
     try:
-        answers = [results.get(timeout=120) for _ in workers]
+        answers = [results.get(timeout=240) for _ in workers]
         for worker in workers:
             worker.join(30)
     finally:

@@ -13,7 +13,7 @@ import pytest
 from mmdata.errors import TokenizerChangedError
 from mmdata.tokenizer import LoadedTokenizer, TokenizerSpec, load_tokenizer
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 240
 
 
 def encode_in_worker(spec: TokenizerSpec, text: str) -> tuple[list[int], str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "google-chrome-stable")
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 class Browser:

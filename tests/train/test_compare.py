@@ -228,7 +228,7 @@ def test_a_rater_votes_by_key_reloads_and_exports_in_a_real_browser(browser: Bro
         browser.press(letter)
     browser.value("document.getElementById('rater').blur(); document.getElementById('export').click()")
     exported = browser.folder / "ratings_bo1.json"
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not exported.is_file() and time.monotonic() < end:
         time.sleep(0.05)
     saved = json.loads(exported.read_text(encoding="utf-8"))

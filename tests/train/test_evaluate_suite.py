@@ -70,7 +70,7 @@ def test_answers_made_elsewhere_are_scored_without_torch(tmp_path: Path) -> None
         "sys.exit(code or ('torch' in sys.modules))"
     )
     command = [sys.executable, "-c", code, "evaluate", "--answers", str(file), "-o", str(tmp_path / "out"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, encoding="utf-8")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)["results"]["answers"]["answers"]["scores"]
     found = {score["name"]: score["value"] for score in scores}

@@ -63,7 +63,7 @@ def worker(rank: int, store: str, folders: dict[str, str], results: Any) -> None
         from mmdata_train.layout import ParallelLayout
 
         torch.set_num_threads(1)
-        timeout = timedelta(seconds=60)
+        timeout = timedelta(seconds=150)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout)
         layout = ParallelLayout(**LAYOUT)
         groups: dict[str, Any] = {}

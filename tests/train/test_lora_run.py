@@ -364,7 +364,7 @@ def test_ranks_that_extend_a_tokenizer_at_once_all_find_it_whole(tokenizer: Path
         return (write_extended(tokenizer, added, folder) / "tokenizer.json").read_bytes()
 
     with ThreadPoolExecutor(8) as ranks:
-        found = set(ranks.map(rank, range(8), timeout=60))
+        found = set(ranks.map(rank, range(8), timeout=240))
     assert len(found) == 1 and "北京大学".encode() in found.pop()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".new.lock", "new"]
 

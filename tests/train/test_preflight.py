@@ -163,7 +163,7 @@ def test_two_launchers_on_one_machine_meet(tmp_path: Path) -> None:
         subprocess.Popen(line, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    watchdog = threading.Timer(120.0, lambda: [launcher.kill() for launcher in launchers])
+    watchdog = threading.Timer(240.0, lambda: [launcher.kill() for launcher in launchers])
     watchdog.start()
     outputs = [launcher.communicate() for launcher in launchers]
     watchdog.cancel()

@@ -343,7 +343,7 @@ def command(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, str(TOOL), *shlex.split(line)],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=170, encoding="utf-8", check=False,
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, encoding="utf-8", check=False,
     )  # fmt: skip
 
 

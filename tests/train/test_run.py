@@ -246,7 +246,7 @@ def test_signal_to_the_whole_group_saves_though_it_reaches_the_readers(shards: P
         [sys.executable, "-m", "mmdata_train", "finetune", "run.yaml"], cwd=tmp_path, start_new_session=True,
         env={**environment, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True, encoding="utf-8",
     )  # fmt: skip
-    watchdog = threading.Timer(120.0, process.kill)
+    watchdog = threading.Timer(240.0, process.kill)
     watchdog.start()
     assert process.stderr is not None
     lines = []

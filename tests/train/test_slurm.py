@@ -88,7 +88,7 @@ def start(tmp_path: Path, job: SlurmJob) -> subprocess.Popen[str]:
         "SLURM_JOB_NUM_NODES": "2",
     }  # fmt: skip
     process = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=environment, text=True)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not (tmp_path / "called").exists() and time.monotonic() < end:
         time.sleep(0.02)
     return process
@@ -98,7 +98,7 @@ def start(tmp_path: Path, job: SlurmJob) -> subprocess.Popen[str]:
 def test_signal_before_the_limit_saves_and_queues_again(tmp_path: Path) -> None:
     process = start(tmp_path, SlurmJob(nodes=2))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert (tmp_path / "requeued").read_text(encoding="utf-8") == "requeue 77\n"
     called = (tmp_path / "called").read_text(encoding="utf-8")
     assert called.startswith("--nnodes 2 --nproc-per-node 8 --rdzv-id 77 --rdzv-backend c10d")
@@ -113,5 +113,5 @@ def test_run_that_fails_or_must_not_is_not_queued_again(fails: bool, tmp_path: P
         (tmp_path / "fail").touch()
     else:
         process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == (3 if fails else 0)
+    assert process.wait(120) == (3 if fails else 0)
     assert not (tmp_path / "requeued").exists()
