@@ -24,6 +24,7 @@ import torch.distributed as dist
 import yaml
 
 import mmdata
+from mmdata.errors import OutputError
 from mmdata.indexed.durable import write_durably
 from mmdata.indexed.remote import default_cache_dir
 from mmdata.samples.cache import key_of
@@ -192,7 +193,7 @@ def remember(proof: Proof) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_durably(str(place), json.dumps(dataclasses.asdict(proof), indent=1).encode())
-    except OSError as error:
+    except (OSError, OutputError) as error:
         logger.warning("the proof of this layout cannot be kept in %s: %s", place.parent, error)
 
 

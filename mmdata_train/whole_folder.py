@@ -9,6 +9,7 @@ lets go of when a process ends; where a file system has no locks, what was left 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ from mmdata_train.errors import TrainError
 
 logger = logging.getLogger("mmdata_train")
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 PARTIAL, LOCK, FORMER = ".partial", ".lock", ".former"
 
 
@@ -121,6 +123,17 @@ def _beside(output: Path) -> list[Path]:
     return list(output.parent.iterdir()) if output.parent.is_dir() else []
 
 
+def _hold(lock: filelock.BaseFileLock) -> None:
+    """Lock where the file system can; else nobody can tell later whether this command lives, nor remove its folder."""
+    try:
+        lock.acquire()
+    except NotImplementedError:
+        return
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
 def _let_go(lock: filelock.BaseFileLock) -> None:
     lock.release()
     with contextlib.suppress(OSError):
@@ -145,9 +158,7 @@ def whole_folder(output: Path, needed: int) -> Iterator[Path]:
                 f"{output}: {needed:,} bytes are to be written and {free:,} are free; free space, write less (such as a"
                 " smaller --dtype) or choose another disk"
             )
-        # Without locks nobody can tell later whether this command lives, and nobody will remove its folder.
-        with contextlib.suppress(NotImplementedError):
-            lock.acquire()
+        _hold(lock)
     try:
         with disk_faults(str(output)):
             staging.mkdir()

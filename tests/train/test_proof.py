@@ -196,6 +196,13 @@ def test_former_proof_spares_the_comparison_and_its_absence_asks_for_it(monkeypa
     assert proof.reference_if_needed(config) is None, "only rank 0 trains the reference"
 
 
+def test_a_proof_that_cannot_be_kept_is_told_and_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    facts = proof.facts_of(small_config(tensor=2), 2, "cpu")
+    proof._place(facts).mkdir(parents=True)
+    proof.remember(proof.Proof(1e-7, [], [], facts))
+    assert "the proof of this layout cannot be kept in" in caplog.text and proof.known(facts) is None
+
+
 def test_torn_or_foreign_proof_counts_as_none(tmp_path: Path) -> None:
     facts = proof.facts_of(small_config(tensor=2), 2, "cpu")
     proof.remember(proof.Proof(1e-7, [], [], facts))
