@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -63,19 +64,14 @@ def _needs_exact(record: dict[str, Any]) -> bool:
 def _any_inexact(level: list[Any]) -> bool:
     found = False
     for _ in range(MAX_DEPTH - 1):
-        below: list[Any] = []
-        for value in level:
-            items = value.values() if type(value) is dict else value
-            kinds = set(map(type, items))
-            if float in kinds:
-                found = found or not all([-_EXACT_BELOW < n < _EXACT_BELOW for n in items if type(n) is float])
-            if kinds == _OBJECTS:
-                below += items
-            elif dict in kinds or list in kinds:
-                below += [item for item in items if type(item) is dict or type(item) is list]
-        if not below:
+        # All values of a level at once: most records nest many small objects of nothing but texts.
+        items = list(chain.from_iterable([value.values() if type(value) is dict else value for value in level]))
+        kinds = set(map(type, items))
+        if float in kinds:
+            found = found or not all([-_EXACT_BELOW < n < _EXACT_BELOW for n in items if type(n) is float])
+        if dict not in kinds and list not in kinds:
             return found
-        level = below
+        level = items if kinds == _OBJECTS else [item for item in items if type(item) is dict or type(item) is list]
     raise Refused(_TOO_DEEP)
 
 
