@@ -200,3 +200,8 @@ def main() -> None:
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         click.echo(f"mmdata: {error}{notes}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except OSError as error:  # of the system, such as a full disk behind standard output
+        if chosen["debug"]:
+            raise
+        click.echo(f"mmdata: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", err=True)
+        sys.exit(1)

@@ -19,10 +19,11 @@ from mmdata.reading.inputs import (
     stat_inputs,
     total_bytes,
 )
-from mmdata.reading.outputs import check_outputs, output_stem
+from mmdata.reading.outputs import check_outputs, output_stem, refuse_nothing
 from mmdata.reading.writer import JsonlWriter
 
 __all__ = [
     "Block", "InputFile", "JsonlWriter", "LeftOut", "Position", "ReadOptions",
-    "check_outputs", "describe_place", "find_inputs", "output_stem", "read_blocks", "stat_inputs", "total_bytes",
+    "check_outputs", "describe_place", "find_inputs", "output_stem", "read_blocks", "refuse_nothing",
+    "stat_inputs", "total_bytes",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from mmdata.clean.pipeline import Cleaner, CleanResult, with_key, with_pii
 from mmdata.clean.recipe import Recipe, load_recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import (
+    InputError,
     InputRejectedError,
     LedgerDamagedError,
     LedgerMismatchError,
@@ -42,6 +43,7 @@ from mmdata.jsonl import (
     find_inputs,
     output_stem,
     read_blocks,
+    refuse_nothing,
     stat_inputs,
 )
 from mmdata.reading.excerpt import mask
@@ -261,23 +263,27 @@ def _write_all(
         shown.advance(text_bytes=report.bytes_in, documents=report.kept)
     writers = _open(names, options.overwrite, None if state is None else state["outputs"])
     due = time.monotonic() + options.commit_seconds
+    first: Reject | None = None
     try:
         for outcome in _outcomes(cleaner, options, found, position):
             _count(report, outcome, options, shown)
             _write(writers, outcome)
+            first = first or next(iter(outcome.rejects), None)
             if time.monotonic() >= due:
                 ledger.commit({"position": outcome.end.to_json(), "report": report.as_json(),
                                "outputs": [writer.checkpoint() for writer in writers]})  # fmt: skip
                 due = time.monotonic() + options.commit_seconds
+        refuse_nothing(report.records, report.rejected.total(), report.blank, first)
         for writer in writers:
             writer.close()
-    except BaseException:
+    except BaseException as error:
+        over = ledger.last() is None or isinstance(error, InputError)  # what is in the inputs stays in them
         for writer in writers:
-            if ledger.last() is None:
+            if over:
                 writer.abort()
             else:
                 writer.suspend()
-        if ledger.last() is None:
+        if over:
             ledger.finish()
         raise
     ledger.finish()

@@ -36,7 +36,17 @@ from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.dedup.signer import compile_kernels
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import DedupParameterError, InputChangedError
-from mmdata.jsonl import Block, InputFile, Position, ReadOptions, check_outputs, find_inputs, read_blocks, stat_inputs
+from mmdata.jsonl import (
+    Block,
+    InputFile,
+    Position,
+    ReadOptions,
+    check_outputs,
+    find_inputs,
+    read_blocks,
+    refuse_nothing,
+    stat_inputs,
+)
 from mmdata.records import RecordOptions, parse_block
 from mmdata.run.executor import make_executor
 
@@ -136,6 +146,7 @@ def decontaminate(inputs: Any, against: Any, output: str | os.PathLike[str], **o
     with Session(place, _fingerprint(inputs, against_facts, rule, run)) as session:
         totals = _Totals(evaluation)
         _check(inputs, (evaluation, rule, run), session, totals)
+        totals.refuse_nothing()
         session.publish()
         report = totals.report(output)
         write_json(place.report, {name: getattr(report, name) for name in DecontaminationReport.__slots__})
@@ -238,6 +249,10 @@ class _Totals:
         added = (result.records, kept, dropped, result.contaminated, rejected, result.blank)
         for name, count in zip(self._counts, added, strict=True):
             self._counts[name] += count
+
+    def refuse_nothing(self) -> None:
+        """Raise InputError where no record could be read."""
+        refuse_nothing(self._counts["records"], self._counts["rejected"], self._counts["blank"])
 
     def checkpoint(self, phase: str, position: Position) -> dict[str, Any]:
         """A state for the ledger: what was added so far, as JSON values."""

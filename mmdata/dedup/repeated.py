@@ -28,7 +28,16 @@ from mmdata.dedup.scratch import scratch_faults
 from mmdata.dedup.session import PUBLISH, Place, Session
 from mmdata.document import Document, Drop
 from mmdata.errors import DedupParameterError, InputChangedError, UsageError
-from mmdata.jsonl import Block, InputFile, Position, check_outputs, find_inputs, read_blocks, stat_inputs
+from mmdata.jsonl import (
+    Block,
+    InputFile,
+    Position,
+    check_outputs,
+    find_inputs,
+    read_blocks,
+    refuse_nothing,
+    stat_inputs,
+)
 from mmdata.records import ParsedBlock, parse_block
 
 U64 = NDArray[np.uint64]
@@ -99,6 +108,7 @@ def remove_repeated(inputs: Any, output: str | os.PathLike[str], **options: Any)
         if session.state is not None:
             run.notice(f"going on with the unfinished run in {place.work}")
         report = _UnitRun(files, (rule, run), session).execute()
+        refuse_nothing(report.records, report.rejected, report.blank)
         session.publish()
         write_json(place.report, asdict(report))
         session.finish()

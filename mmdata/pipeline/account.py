@@ -96,6 +96,13 @@ class RunFacts:
         }  # fmt: skip
 
 
+def version() -> str:
+    """Of this package, as manifests and ledgers hold it."""
+    from mmdata import __version__
+
+    return __version__
+
+
 def input_facts(inputs: Sequence[InputFile], hashes: Sequence[str | None]) -> list[InputFacts]:
     """Name, size and hash of each input, as the manifest holds them."""
     return [

@@ -39,7 +39,7 @@ from mmdata.indexed.layout import dtype_for_vocabulary
 from mmdata.indexed.manifest import canonical_json
 from mmdata.indexed.split import SPLIT_NAMES, split_shard
 from mmdata.jsonl import LeftOut, ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
-from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts
+from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts, version
 from mmdata.pipeline.dedup_run import dedup_params, documents_in_index
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
 from mmdata.pipeline.options import ConvertOptions
@@ -120,10 +120,9 @@ class Conversion:
         self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
         self._records = record_options(options)
         self._recipe: Recipe | None = recipe_of(options)
-        check_places(
-            self._inputs, prefix, options.json_keys, overwrite=run.overwrite or self._unfinished(),
-            numbered=options.split is not None or options.max_tokens_per_shard is not None,
-        )  # fmt: skip
+        numbered = options.split is not None or options.max_tokens_per_shard is not None
+        self._check_places = partial(check_places, self._inputs, prefix, options.json_keys, numbered=numbered)
+        self._check_places(overwrite=run.overwrite or self._unfinished())
         self._notices: list[str] = []
         for one in self._left_out:
             self._say(str(one))
@@ -157,7 +156,7 @@ class Conversion:
         names = [source.path for source in self._inputs]
         self._dedup = dedup_runner(options, Path(self._work_dir), run.memory, names, self._batch_name())
         self._facts = RunFacts(
-            self._inputs, self._prefix, options, tokenizer, self._tokenizer, _version(), self._executor.workers,
+            self._inputs, self._prefix, options, tokenizer, self._tokenizer, version(), self._executor.workers,
             run.executor, None if self._recipe is None else without_secrets(self._recipe),
             started=self._started, notices=self._notices, left_out=self._left_out,
         )  # fmt: skip
@@ -174,6 +173,8 @@ class Conversion:
     def _execute(self) -> RunReport:
         with self._open_ledger() as ledger, ThreadPoolExecutor(1) as background:
             self._opened = True
+            if ledger.last() is None:
+                self._check_again(ledger)
             stop = threading.Event()  # leaving waits for the hashes, which are of no use after a failure
             hashes = background.submit(hash_inputs, self._inputs, stop)
             progress = self._run.progress or SilentProgress()
@@ -193,6 +194,14 @@ class Conversion:
                 progress.close()
             ledger.finish()
         return report
+
+    def _check_again(self, ledger: Ledger) -> None:
+        """A run that was still at work when this one began may have written its outputs since."""
+        try:
+            self._check_places(overwrite=self._run.overwrite)
+        except MMDataError:
+            ledger.finish()
+            raise
 
     def _start(self, ledger: Ledger, stop: threading.Event) -> Consumed:
         """What earlier runs wrote, or a fresh start where that is damaged and may be overwritten."""
@@ -262,7 +271,7 @@ class Conversion:
         return {
             "options": self._options.byte_options(), "inputs": self._found,
             "tokenizer": self._tokenizer.fingerprint,
-            "recipe": None if self._recipe is None else self._recipe.fingerprint, "version": _version(),
+            "recipe": None if self._recipe is None else self._recipe.fingerprint, "version": version(),
         }  # fmt: skip
 
     def _batch_name(self) -> str:
@@ -387,9 +396,3 @@ class Conversion:
             elif path.name not in ("lock", "owner.json"):
                 with contextlib.suppress(OSError):  # an open file stays on Windows
                     path.unlink()
-
-
-def _version() -> str:
-    from mmdata import __version__
-
-    return __version__

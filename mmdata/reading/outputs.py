@@ -11,7 +11,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from mmdata.errors import OutputError, UsageError
+from mmdata.document import Reject
+from mmdata.errors import InputError, OutputError, UsageError
 from mmdata.reading.inputs import InputFile
 
 OUTPUT_ENDINGS = ".jsonl, .ndjson or .json, also with .gz or .zst behind it"
@@ -42,6 +43,18 @@ def check_outputs(inputs: Sequence[InputFile], outputs: Sequence[str]) -> None:
         if real.count(place) > 1:
             raise UsageError(f"{path} would be written twice: choose outputs of different names")
         check_folder(path)
+
+
+def refuse_nothing(records: int, rejected: int, blank: int, first: Reject | None = None) -> None:
+    """Raise InputError where no record could be read: empty outputs would hide a mistyped key or a wrong file.
+
+    Records that were read and dropped are another matter: the drop file tells why. first: a reject, to show.
+    """
+    if records > rejected:
+        return
+    why = f"{rejected:,} rejected" if rejected else f"{blank:,} blank lines" if blank else "the inputs are empty"
+    example = f"; the first is {first.path}:{first.line}: {first.reason}" if first is not None else ""
+    raise InputError(f"no record could be read ({why}{example}); nothing was written")
 
 
 def _refuse_folder(path: str) -> None:

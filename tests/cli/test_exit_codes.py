@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save(str(folder / "tok" / "tokenizer.json"))
     words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
     lines = [json.dumps({"text": f"第{number}条 {words} {number}"}, ensure_ascii=False) for number in range(8)]
+    lines.append(json.dumps({"text": "a record that shares nothing with the evaluation item, so that one is left"}))
     (folder / "in.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "eval.jsonl").write_text(json.dumps({"text": f"an evaluation item: {words}"}) + "\n", encoding="utf-8")
     (folder / "a-file").write_bytes(b"")
@@ -219,3 +222,29 @@ def test_an_option_of_a_wrong_value_is_2(
     said = capfd.readouterr().err
     assert "Traceback" not in said and said.count("mmdata: ") <= 1
     assert sorted(shards.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize(("content", "why"), [("", "the inputs are empty"), ("\n \n", "2 blank lines"),
+                                              ('{"txt": "a"}\n[1]\n', "no documents left|rejected")])  # fmt: skip
+def test_inputs_without_a_usable_record_are_1_and_nothing_is_written(
+    place: Path, name: str, content: str, why: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "nothing.jsonl").write_text(content, encoding="utf-8")
+    output = str(tmp_path / "out") + ENDINGS.get(name, "")
+    line = [word.replace("rest.jsonl", str(tmp_path / "rest.jsonl")) for word in LINES[name]("IN", output)]
+    assert run(place, *(str(tmp_path / "nothing.jsonl") if word == "IN" else word for word in line)) in (1, 2)
+    said = capfd.readouterr()
+    assert name == "sample" or re.search(why, said.err)
+    assert "Traceback" not in said.err and said.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["nothing.jsonl"]
+
+
+def test_a_full_disk_behind_standard_output_is_1_in_one_line(place: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    command = [sys.executable, "-c", "from mmdata.cli import main; main()", "recipe", "show", "zh"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, cwd=place, stdout=full, stderr=subprocess.PIPE, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("mmdata: No space left on device") and b"Traceback" not in done.stderr

@@ -23,6 +23,8 @@ from mmdata.errors import (
     UsageError,
 )
 from mmdata.jsonl import find_inputs
+from mmdata.pipeline.conversion import Conversion, RunOptions
+from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.warm import fitting_workers
 from mmdata.run.ledger import Ledger
 
@@ -214,3 +216,19 @@ def test_a_small_input_takes_one_worker_where_nobody_named_a_number(
     assert any(text.startswith("workers: 1") for text in report.data["run"]["notices"])
     monkeypatch.setattr("mmdata.pipeline.warm.SMALL_INPUT", 0)
     assert fitting_workers(find_inputs([corpus])) == 4
+
+
+def test_a_run_that_ended_while_another_loaded_is_not_replaced_unasked(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Two commands to one prefix: the second sees the first at work, and opens the work folder when it is done."""
+    target = str(tmp_path / "out")
+    first, second = (
+        Conversion([corpus], target, tokenizer_folder, ConvertOptions(**PLAIN), RunOptions()) for _ in range(2)
+    )
+    first.execute()
+    before = digests(tmp_path / "out")
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        second.execute()
+    assert digests(tmp_path / "out") == before != {}
+    assert not (tmp_path / "out.work").exists()
