@@ -1,13 +1,20 @@
-"""Meshes of a pool's ranks: made once for each grid, so that the engines of a file's tests share their groups."""
+"""Keeps tests of layouts quick: meshes made once for each grid of a pool of ranks, no more layers than needed."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import torch
 
 from mmdata_train.config import ParallelConfig
 from mmdata_train.mesh import Mesh
+from mmdata_train.parity import Cell, Shape
+
+
+def shallow(cell: Cell) -> Shape:
+    """The cell's shape with two layers where no pipeline needs more; `make parity` trains four."""
+    return cell.shape if cell.pipeline > 1 else dataclasses.replace(cell.shape, layers=2)
 
 
 def mesh_of(parallel: ParallelConfig) -> Mesh:
