@@ -70,6 +70,7 @@ def evaluate_command(as_json: bool, **options: Any) -> None:
     if count > 1 and "RANK" not in os.environ:
         from mmdata_train.ranks import start_ranks
 
+        run.check_before_ranks(suite)
         return start_ranks(count, sys.argv[1:])
     found = run.evaluate(suite)
     if os.environ.get("RANK", "0") == "0":

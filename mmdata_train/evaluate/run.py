@@ -72,12 +72,20 @@ def evaluate(suite: Suite) -> Evaluation:
     return found
 
 
-def _evaluate_models(suite: Suite, found: Evaluation) -> None:
-    """Every model on every set. One rank looks and writes, so that none meets the files of another."""
+def check_before_ranks(suite: Suite) -> None:
+    """Refuse what every rank would refuse, so that the user reads one message instead of one from each.
+
+    Called by the process that starts the ranks. Raises UsageError, OutputExistsError, and what check_inputs raises.
+    """
     from mmdata_train.evaluate.inputs import check_inputs
 
-    on_first_rank(partial(_check_output, suite))
-    on_first_rank(partial(check_inputs, suite))
+    _check_output(suite)
+    check_inputs(suite)
+
+
+def _evaluate_models(suite: Suite, found: Evaluation) -> None:
+    """Every model on every set. One rank looks and writes, so that none meets the files of another."""
+    on_first_rank(partial(check_before_ranks, suite))
     on_first_rank(partial(_check_contamination, suite, found))
     with ExitStack() as stack:
         places: list[Path] = []

@@ -99,8 +99,10 @@ def test_what_the_last_set_names_is_looked_at_before_the_first_model_is_opened(
     Path("model/config.json").write_text(json.dumps(config), encoding="utf-8")
     suite = f"models: {{a: {{model: model}}}}\nsets: {{first: {{kind: perplexity, path: texts.jsonl}}, last: {sets}}}\n"
     Path("suite.yaml").write_text(suite, encoding="utf-8")
-    refused = CliRunner().invoke(main, ["evaluate", "suite.yaml", "-o", "out"])
-    assert refused.exit_code == 1 and words in refused.stderr and not Path("out").exists(), refused.output
+    monkeypatch.setattr("mmdata_train.ranks.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    for ranks in ([], ["--set", "parallel.data=2"]):
+        refused = CliRunner().invoke(main, ["evaluate", "suite.yaml", "-o", "out", *ranks])
+        assert refused.exit_code == 1 and words in refused.stderr and not Path("out").exists(), refused.output
 
 
 def fails_on_first_rank(kind: str) -> str:
