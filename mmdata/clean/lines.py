@@ -17,7 +17,8 @@ import numpy.typing as npt
 from mmdata.clean.signs_kernel import start_key
 from mmdata.errors import BoilerplateListError
 
-Beginnings = dict[str, list[tuple[str, re.Pattern[str]]]]
+Beginnings = dict[str, tuple[tuple[str, ...], list[tuple[str, re.Pattern[str]]]]]
+"""First two characters -> the literal beginnings that start so, and each with its whole-line expression."""
 _STOPS = "，。；：、！？,;"
 _LETTERS = re.compile(r"[^\W\d_]")
 _CODE_LINE = re.compile(r"^\s*(?:>|#|\.\.\. )|[|\t{}=#`<>]|--|->")
@@ -202,7 +203,7 @@ def _boilerplate_at_end(cut: Callable[[int], list[str]], table: Beginnings, edge
         for line in (reversed(lines[: len(lines) - done]) if last else lines[done:]):
             line = line.strip()
             if line:
-                if line[:2].lower() in table and _is_boilerplate(line, table):
+                if _is_boilerplate(line, table):
                     return True
                 count += 1
                 if count == edge:
@@ -214,10 +215,10 @@ def _boilerplate_at_end(cut: Callable[[int], list[str]], table: Beginnings, edge
 
 @lru_cache(maxsize=16)
 def _by_two_characters(lists: tuple[str, ...]) -> Beginnings:
-    table: Beginnings = {}
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for beginning, pattern in boilerplate_patterns(lists):
-        table.setdefault(beginning[:2], []).append((beginning, pattern))
-    return table
+        found.setdefault(beginning[:2], []).append((beginning, pattern))
+    return {key: (tuple(beginning for beginning, _ in known), known) for key, known in found.items()}
 
 
 def _is_boilerplate(line: str, table: Beginnings) -> bool:
@@ -225,4 +226,6 @@ def _is_boilerplate(line: str, table: Beginnings) -> bool:
     if known is None:
         return False
     lower = line[:80].lower()
-    return any(lower.startswith(head) and pattern.fullmatch(line) for head, pattern in known)
+    if not lower.startswith(known[0]):
+        return False
+    return any(lower.startswith(head) and pattern.fullmatch(line) for head, pattern in known[1])

@@ -168,9 +168,9 @@ class Cleaner:
     def _variants(batch: Batch, spoken: list[str] | None) -> list[str | None]:
         """The script of each document, sure only for Chinese ones: nobody asks about others."""
         if spoken is not None:
-            pairs = zip(batch.documents, spoken, strict=True)
-            chinese = [(document.language or name) == "zh" for document, name in pairs]
-            batch.refresh(np.array(chinese, np.bool_))
+            for i in batch.stale:
+                if (batch.documents[i].language or spoken[i]) == "zh":
+                    batch.rows[i, [c.TRADITIONAL, c.SIMPLIFIED]] = language.script_counts(batch.documents[i].text)
         return language.scripts(batch.rows)
 
     def _sample(self, before: Document, batch: Batch, i: int, reason: str | None, result: CleanResult) -> None:

@@ -66,12 +66,12 @@ class Batch:
             held = self.encoded[i] = utf8(self.documents[i].text)
         return held
 
-    def refresh(self, wanted: Mask | None = None) -> None:
-        """Measure again what changed since it was measured; wanted: only where this is true."""
-        numbers = sorted(self.stale) if wanted is None else [i for i in sorted(self.stale) if wanted[i]]
-        if numbers:
+    def refresh(self) -> None:
+        """Measure again what changed since it was measured."""
+        if self.stale:
+            numbers = sorted(self.stale)
             self.rows[numbers] = measure_utf8([self.utf8(i) for i in numbers], self.starts, self.bounds)
-            self.stale.difference_update(numbers)
+            self.stale.clear()
 
     def detect(self) -> npt.NDArray[np.int8]:
         """Language numbers of all documents, found once, after the repairs."""

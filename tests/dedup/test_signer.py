@@ -91,6 +91,30 @@ def test_compiled_and_plain_kernels_give_the_same_bits(texts: list[str], unit: s
     assert np.array_equal(ours.starts, theirs.starts)
 
 
+RUNS = ["a", "Z9", "seven77", "eight888", "x" * 31, "x" * 32, "y" * 33, "k" * 70, "é", "中", " ", "-"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(RUNS), max_size=8).map("".join), max_size=5))
+def test_words_of_any_length_and_mixture_are_hashed_alike_with_and_without_the_kernel(texts: list[str]) -> None:
+    plain_sets, fast = Signer(DedupParams(ngram=1), False).sets(texts), Signer(DedupParams(ngram=1), True)
+    encoded = [text.encode() for text in texts]
+    for found in (fast.sets(texts), fast.sets_of_utf8(encoded)):
+        assert np.array_equal(found.values, plain_sets.values)
+        assert np.array_equal(found.starts, plain_sets.starts)
+    assert np.array_equal(fast.sign(texts, encoded).keys, Signer(DedupParams(ngram=1), False).sign(texts).keys)
+
+
+@pytest.mark.parametrize("options", [{}, {"unit": "char", "ngram": 3}, {"method": "exact"}, {"item_hash": "sha1"},
+                                     {"normalize": ("case",)}])  # fmt: skip
+def test_sets_of_utf8_are_the_sets_of_the_texts(options: dict[str, object]) -> None:
+    texts = ["", "Law 第12条", "b\ud800c d e f g", "word " * 60_000, "x y z " * 300_000]
+    signer = Signer(DedupParams(**options))
+    found = signer.sets_of_utf8([text.encode("utf-8", "surrogatepass") for text in texts])
+    wanted = signer.sets(texts)
+    assert np.array_equal(found.values, wanted.values) and np.array_equal(found.starts, wanted.starts)
+
+
 def test_results_do_not_depend_on_how_texts_are_batched() -> None:
     texts = [f"段落 {i} " + "word " * (i % 7) * 3 + str(i) for i in range(300)]
     signer = Signer(DedupParams())
