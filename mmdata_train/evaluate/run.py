@@ -9,7 +9,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -85,6 +85,8 @@ def check_before_ranks(suite: Suite) -> None:
 
 def _evaluate_models(suite: Suite, found: Evaluation) -> None:
     """Every model on every set. One rank looks and writes, so that none meets the files of another."""
+    from mmdata_train.mesh import groups_ended
+
     on_first_rank(partial(check_before_ranks, suite))
     on_first_rank(partial(_check_contamination, suite, found))
     with ExitStack() as stack:
@@ -93,7 +95,9 @@ def _evaluate_models(suite: Suite, found: Evaluation) -> None:
         on_first_rank(lambda: _score_given(suite, found, places[0]))
         for name, entry in suite.models.items():
             if entry.model is not None:
-                _run_model(suite, name, entry, found, places)
+                # A model in parts has groups of its own, which hold device memory for as long as they are open.
+                with groups_ended() if suite.parallel.world > 1 else nullcontext():
+                    _run_model(suite, name, entry, found, places)
         on_first_rank(lambda: _publish(suite, found, places[0]))
         # Leaving renames the folder, which may fail too.
         on_first_rank(stack.close)

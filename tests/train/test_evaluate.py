@@ -13,12 +13,13 @@ from evaluation_sets import write_sets
 
 import mmdata
 from mmdata_train.errors import EvaluationError
-from mmdata_train.evaluate.suite import ModelEntry, SetEntry
+from mmdata_train.evaluate.suite import ModelEntry, SetEntry, Suite
 
 torch = pytest.importorskip("torch")
 
 from mmdata_train.evaluate.opened import OpenedModel, open_entry  # noqa: E402
 from mmdata_train.evaluate.perplexity import ShardTexts, make_row, pack_windows, windows  # noqa: E402
+from mmdata_train.evaluate.run import evaluate  # noqa: E402
 from mmdata_train.evaluate.suite import Ranks  # noqa: E402
 from mmdata_train.evaluate.tasks import run_answers, run_choices, run_perplexity  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
@@ -224,3 +225,23 @@ def test_every_layout_gives_the_same_sums_on_every_rank(
         assert [r["nll"] for r in found] == pytest.approx([r["nll"] for r in expected], rel=1e-5)
         for ours, theirs in zip(choices, quiz, strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def models_one_after_another(folder: str, texts: str, output: str) -> tuple[list[float], int]:
+    """Perplexities of three equal models in parts, and how many groups are open afterwards."""
+    from torch.distributed.distributed_c10d import _world
+
+    suite = Suite(
+        models={name: ModelEntry(model=folder) for name in ("a", "b", "c")},
+        sets={"texts": SetEntry(kind="perplexity", path=texts, begin="always", seq_length=64)},
+        parallel=Ranks(tensor=2),
+        output=Path(output),
+    )
+    results = evaluate(suite).results["texts"]
+    return [result.main.value for result in results.values()], len(_world.pg_map)
+
+
+def test_models_in_parts_leave_no_groups_behind(two: RankPool, model_folder: str, files: Path, tmp_path: Path) -> None:
+    for values, groups in two.run(models_one_after_another, model_folder, str(files / "texts.jsonl"), str(tmp_path)):
+        assert values[0] == values[1] == values[2] > 1
+        assert groups == 1
