@@ -17,6 +17,7 @@ from mmdata._callable import make_callable
 from mmdata.errors import UsageError
 from mmdata.pipeline.conversion import Conversion, RunOptions
 from mmdata.pipeline.options import ConvertOptions
+from mmdata.records import collector_paused
 from mmdata.report.build import RunReport
 
 _RUN_FIELDS = set(RunOptions.__dataclass_fields__)
@@ -55,7 +56,8 @@ def _prepare(
     run = RunOptions(**{name: value for name, value in options.items() if name in _RUN_FIELDS})
     made = ConvertOptions(**{name: value for name, value in options.items() if name in _BYTE_FIELDS})
     arguments = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    return Conversion(arguments, os.fspath(output_prefix), tokenizer, made, run, dry=dry)
+    with collector_paused():  # a vocabulary is some hundred thousand objects: looking for cycles takes half a second
+        return Conversion(arguments, os.fspath(output_prefix), tokenizer, made, run, dry=dry)
 
 
 make_callable(__name__)

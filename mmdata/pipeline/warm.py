@@ -46,9 +46,11 @@ def warm_worker(needs: WorkerNeeds) -> None:
     if needs.compares:
         import_module("mmdata.pipeline.dedup")
         import_module("mmdata.dedup.minhash_kernels")
+    from mmdata.records import collector_paused
     from mmdata.tokenizer import preload_tokenizer
 
-    preload_tokenizer(needs.tokenizer, **needs.tokenizer_options)
+    with collector_paused():  # half a second of looking for cycles among a vocabulary's objects
+        preload_tokenizer(needs.tokenizer, **needs.tokenizer_options)
 
 
 def fitting_workers(inputs: Sequence[InputFile]) -> int:
