@@ -66,6 +66,13 @@ def test_module_keeps_the_size_and_docstring_budget(path: Path) -> None:
         assert not isinstance(node, ast.Global), "no globals: pass the value"
 
 
+def test_no_file_of_tests_is_longer_than_400_lines_or_silent_about_its_claim() -> None:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert text.count("\n") <= 400, f"{path.relative_to(ROOT)}: split it by claim, the limit is 400 lines"
+        assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} does not say what it holds"
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_imports_follow_the_layers(path: Path) -> None:
     name, imported = name_of(path), set(imports_of(TREES[path]))
