@@ -3,8 +3,8 @@
 torch's own writer makes an archive of every tensor (1.6 KB beside its numbers) and repeats names in its index: much for
 adapters, whose tensors are small. Here a tensor takes its bytes (row by row, little-endian), eight of their xxh3-64
 behind them, and some 190 of the index; planning, sharding and the index's format stay torch's. Entries are marked by
-their `transform_descriptors`; those without the mark are torch's own and read by torch. Reading takes the memory of
-one chunk.
+their `transform_descriptors`; those without the mark are torch's own and read by torch. A whole chunk is read in place;
+a part of one takes the memory of the chunk.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable
 from dataclasses import replace
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,24 +96,40 @@ def is_raw(place: _StorageInfo) -> bool:
     return tuple(place.transform_descriptors or ()) == RAW
 
 
-def read_raw(folder: Path, place: _StorageInfo, item: ReadItem, metadata: Metadata) -> Tensor:
-    """The part of a stored chunk that is asked for. Raises CheckpointError for bytes that are not those written."""
+def read_raw(folder: Path, place: _StorageInfo, item: ReadItem, target: Tensor, metadata: Metadata) -> None:
+    """Fill `target` with the part of a stored chunk that is asked for; a whole one is read in place.
+
+    Raises CheckpointError for bytes that are not those written.
+    """
     stored = metadata.state_dict_metadata[item.storage_index.fqn]
     assert isinstance(stored, TensorStorageMetadata)
-    chunk = next(c for c in stored.chunks if c.offsets == item.storage_index.offset)
+    chunk, dtype = next(c for c in stored.chunks if c.offsets == item.storage_index.offset), stored.properties.dtype
+    assert target.size() == item.lengths, f"{item.storage_index}: {target.size()} is not {item.lengths}"
+    in_place = item.lengths == chunk.sizes and target.dtype == dtype and target.is_cpu and target.is_contiguous()
+    content = (target if in_place else torch.empty(chunk.sizes, dtype=dtype)).reshape(-1).view(torch.uint8)
     path = folder / Path(place.relative_path).name
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         file.seek(place.offset)
-        content, digest = bytearray(file.read(place.length)), file.read(8)
-    size = chunk.sizes.numel() * stored.properties.dtype.itemsize
-    if digest != xxhash.xxh3_64_digest(content) or len(content) != size:
+        held, digest = _fill(file, content.numpy().data), file.read(8)
+    right = digest == xxhash.xxh3_64_digest(content.numpy().data)
+    if not right or not held == place.length == content.numel():
         raise CheckpointError(
             f"{path}: bytes {place.offset:,} to {place.offset + place.length:,}, which hold {item.storage_index.fqn},"
             " are not those that were written; use an earlier checkpoint"
         )
-    if not content:
-        return torch.empty(chunk.sizes, dtype=stored.properties.dtype)
-    whole = torch.frombuffer(content, dtype=stored.properties.dtype).reshape(chunk.sizes)
-    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        whole = whole.narrow(dim, start, length)
-    return whole
+    if not in_place:
+        part = content.view(dtype).reshape(chunk.sizes)
+        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            part = part.narrow(dim, start, length)
+        target.copy_(part)
+
+
+def _fill(file: RawIOBase, view: memoryview) -> int:
+    """Read until `view` is full or the file ends; returns the bytes read. The system gives at most 2 GiB at once."""
+    held = 0
+    while held < len(view):
+        got = file.readinto(view[held:])
+        if not got:
+            break
+        held += got
+    return held
