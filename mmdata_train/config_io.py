@@ -34,7 +34,7 @@ def load_mapping(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds {type(value).__name__} at its top, not `key: value` lines")
     return value

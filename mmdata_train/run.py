@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mmdata.indexed.durable import disk_faults
 from mmdata_train.batch import Batch
 from mmdata_train.checkpoint import Checkpointer
 from mmdata_train.config import TrainConfig, TrainingConfig
@@ -94,6 +95,12 @@ def with_shards(config: TrainConfig) -> TrainConfig:
     return replace(config, data=prepare_data(config.data, config.output.dir / "cache", tokenizer_path(config)))
 
 
+def make_output(config: TrainConfig) -> None:
+    """Make the run's folder. Raises OutputError where it cannot be made: before hours of training, not after."""
+    with disk_faults(str(config.output.dir)):
+        config.output.dir.mkdir(parents=True, exist_ok=True)
+
+
 def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     """Convert raw files, build the sample index and refuse what `world_size` ranks would all refuse; returns the steps.
 
@@ -103,6 +110,7 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
     state = read_state(found) if found is not None else None
     check_run(model_config(config), config.parallel, config.train, config.data.seq_length, world_size)
+    make_output(config)
     return open_data(with_shards(config), None if state is None else state["data"])[1]
 
 
@@ -147,12 +155,13 @@ def finetune(config: TrainConfig) -> RunSummary:
     """Train as configured; continues the run in `output.dir` where there is one. A collective over all ranks.
 
     Raises ConfigError, DataError, ModelError, AdapterError, CheckpointError, StepError, MemoryExhaustedError,
-    RankError, and ParityError before the first step where the layout does not train like one process.
+    RankError, OutputError, and ParityError before the first step where the layout does not train like one process.
     """
     found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
     state = read_state(found) if found is not None else None
     # Before raw files are converted, which may take hours: the model, its targets, the adapter to start from.
     model_config(config)
+    make_output(config)
     prepared = with_shards(config)
     reference = reference_if_needed(prepared)
     device = pick_device()

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mmdata.errors import MMDataError, UsageError
+from mmdata.indexed.durable import disk_faults
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_io import dump_yaml
 from mmdata_train.console import start_logging
@@ -117,8 +118,9 @@ def main(arguments: Sequence[str]) -> int:
         make_ready(prepared)
         if os.environ.get("RANK", "0") == "0":
             folder = Path(prepared.config.output.dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / YAML).write_text(dump_yaml(prepared.config), encoding="utf-8")
+            with disk_faults(str(folder)):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / YAML).write_text(dump_yaml(prepared.config), encoding="utf-8")
         start_logging()
         if world > 1 and not running:
             start(prepared, world)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mmdata.errors import OutputError
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig, load_config
 from mmdata_train.config_checks import check_run
 from mmdata_train.config_io import apply_overrides, build, dump_yaml, load_mapping
@@ -177,3 +178,13 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> Non
         load_mapping(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_mapping(tmp_path)
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from mmdata_train.run import make_output
+
+    (tmp_path / "file").write_bytes(b"")
+    config = build(TrainConfig, {"model": "m", "data": {}, "output": {"dir": str(tmp_path / "file" / "run")}})
+    with pytest.raises(OutputError, match="run: cannot be written"):
+        make_output(config)
