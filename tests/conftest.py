@@ -63,6 +63,15 @@ def one_self_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(tokenizer, "choose", choose_once)
 
 
+@pytest.fixture(autouse=True)
+def no_flushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process loses nothing that it wrote, and fsync takes most of the time of many tests; those that are
+    about it have it in their name.
+    """
+    if "fsync" not in request.node.name:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest files first; order within a file and among the others stays."""
     place = {name: number for number, name in enumerate(LONGEST)}

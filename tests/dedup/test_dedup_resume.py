@@ -60,12 +60,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [a, b]
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed process loses nothing that it wrote, and fsync takes most of the time here."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 OFTEN: dict[str, Any] = {"commit_seconds": 0, "block_bytes": 1500}
 
 
