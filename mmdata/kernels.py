@@ -3,9 +3,9 @@
 `kernel` compiles on first call, releases the GIL, and caches machine code beside the source, or in the user's cache
 folder when the installation is read-only (numba picks the first writable place). `inlined` is for the parts of a
 kernel that have names of their own: they become part of their caller before it is compiled, so each is compiled once
-and calls between them cost nothing. A cached kernel does not see a change of an inlined part in another file: delete
-`__pycache__` after editing one. Importing this module imports numba (about half a second), so only modules that hold
-kernels do.
+and calls between them cost nothing. Machine code is made anew when anything that a kernel reaches has changed, in
+whatever file (`mmdata.kernel_cache`). Importing this module imports numba (about half a second), so only modules that
+hold kernels do.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+from mmdata.kernel_cache import refresh_with_callees
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def kernel(function: Function) -> Function:
     """Compile `function` in nopython mode with an on-disk cache and without the GIL; integer overflow wraps."""
-    return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    compiled = numba.njit(cache=True, nogil=True)(function)
+    refresh_with_callees(compiled)
+    return cast(Function, compiled)
 
 
 def inlined(function: Function) -> Function:
