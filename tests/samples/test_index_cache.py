@@ -197,7 +197,8 @@ def build_at_once(prefix: str, cache: str, start: Any, results: Any) -> None:
 
 def test_eight_processes_building_at_once_get_the_same_and_leave_one_entry(tmp_path: Path) -> None:
     prefix = shard(tmp_path / "a", ragged(20_000, 1))
-    context = multiprocessing.get_context("spawn")
+    methods = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     start, results = context.Event(), context.Queue()
     arguments = (prefix, str(tmp_path / "cache"), start, results)
     workers = [context.Process(target=build_at_once, args=arguments) for _ in range(8)]
