@@ -26,6 +26,8 @@ import run_tasks
 from mmdata.run import LocalExecutor
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what nohup starts ignores it
     build = functools.partial(run_tasks.sleeping, sys.argv[1])
     list(LocalExecutor(3).map(build, range(9), describe=run_tasks.name))
 """
