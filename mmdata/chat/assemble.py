@@ -9,10 +9,13 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmdata.chat.program import Program
 from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
 from mmdata.tokenizers.base import TokenBatch
+
+_SLICED = 128  # tokens an item from which copying item by item takes less time than a mask of all tokens
 
 
 @dataclass(slots=True)
@@ -124,11 +127,8 @@ def assemble(encoder: StretchEncoder, jobs: Jobs) -> Sequences:
     lengths, items = table.gather("item_lengths")
     is_open = lengths < 0
     lengths[is_open] = batch.lengths
-    is_text = np.repeat(is_open, lengths)
-    tokens = np.empty(len(is_text), np.int32)
-    tokens[is_text] = batch.tokens
-    tokens[~is_text] = table.gather("fixed")[0]
     item_ends = np.cumsum(lengths)
+    tokens = _filled(lengths, item_ends - lengths, is_open, (batch.tokens, table.gather("fixed")[0]))
     job_ends = item_ends[np.cumsum(items) - 1]
     job_lengths = np.diff(job_ends, prepend=0)
     edge_items, counts = table.gather("edge_items")
@@ -136,6 +136,22 @@ def assemble(encoder: StretchEncoder, jobs: Jobs) -> Sequences:
     within = _Edges(encoder, jobs, texts, table).tokens(batch, later)
     spans = (item_ends - lengths)[edge_items] + within - np.repeat(job_ends - job_lengths, counts)
     return Sequences(tokens, job_lengths, spans.astype(np.int32), counts, np.array(jobs.owners, np.int64))
+
+
+def _filled(lengths: Indices, starts: Indices, is_open: NDArray[np.bool_], parts: tuple[Tokens, Tokens]) -> Tokens:
+    """Items back to back: the open ones from the first of `parts`, the others from the second, in order."""
+    texts, fixed = parts
+    if len(texts) < _SLICED * len(lengths):
+        is_text = np.repeat(is_open, lengths)
+        tokens = np.empty(len(is_text), np.int32)
+        tokens[is_text], tokens[~is_text] = texts, fixed
+        return tokens
+    tokens, done = np.empty(len(texts) + len(fixed), np.int32), 0
+    tokens[ragged(starts[~is_open], lengths[~is_open])] = fixed
+    for start, length in zip(starts[is_open].tolist(), lengths[is_open].tolist(), strict=True):
+        tokens[start : start + length] = texts[done : done + length]
+        done += length
+    return tokens
 
 
 class _Table:

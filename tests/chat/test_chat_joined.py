@@ -65,6 +65,15 @@ def test_joined_texts_have_the_ids_of_single_texts_with_every_split_pattern(spli
         assert_same(joined, split, ["\n\n" + text for text in tame], [LED_SEAM] * count)
 
 
+def test_long_texts_between_short_ones_have_the_ids_of_single_texts(split: LoadedTokenizer) -> None:
+    joined, rng = JoinedEncoder(split), random.Random(3)
+    wild = ["".join(rng.choices(PIECES, k=rng.choice([1, 4, 600]))) for _ in range(200)]
+    long = [text for text in wild if len(text) >= 512]
+    assert 20 < len(long) < 180
+    for texts in (wild, long, [*long[:2], "x", "y", long[2]], ["x", "y", long[0]], [long[0], "x", "y "]):
+        assert_same(joined, split, texts, [""] * len(texts))
+
+
 def test_a_text_that_holds_the_seam_leaves_its_neighbours_joined(
     split: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
