@@ -5,7 +5,7 @@ MMDataError
 │   ├── NotOfferedError, MissingPackageError
 │   └── RecipeError: UnknownStepError, StepParameterError, BoilerplateListError
 ├── InputError            input files that cannot be found, read or decoded
-│   ├── InputTruncatedError, InputCorruptError, InputChangedError
+│   ├── InputReadError, InputTruncatedError, InputCorruptError, InputChangedError
 │   └── InputRejectedError, TooManyRejectsError
 ├── OutputError           output that cannot be written: exists, unwritable, disk full
 │   └── OutputExistsError, DiskFullError, OutputReplacedError, CheckpointError
@@ -56,6 +56,10 @@ class MissingPackageError(UsageError):
 
 class InputError(MMDataError):
     """An input cannot be found, read or decoded."""
+
+
+class InputReadError(InputError):
+    """The system failed to open or read an input that was found; another run may succeed."""
 
 
 class InputTruncatedError(InputError):

@@ -33,9 +33,9 @@ class CleanReport(Counts):
     def add(self, outcome: Outcome, show: int, sample_drops: int) -> None:
         """Count one block."""
         result = outcome.result
-        self.records += len(result.kept) + len(result.drops) + len(outcome.rejects)
+        self.records += len(outcome.records) + len(result.drops) + len(outcome.rejects)
         self.blank += outcome.blank
-        self.kept += len(result.kept)
+        self.kept += len(outcome.records)
         self.add_counts(result)
         self.unchanged = self.kept - self.changed_documents
         self.bytes_in += outcome.bytes_in

@@ -25,6 +25,7 @@ from mmdata.clean.recipe import Recipe, load_recipe
 from mmdata.document import Document, Drop, Reject
 from mmdata.errors import (
     InputError,
+    InputReadError,
     InputRejectedError,
     LedgerDamagedError,
     LedgerMismatchError,
@@ -89,7 +90,7 @@ class CleanOptions:
 
     def __post_init__(self) -> None:
         """Raises UsageError, before a worker or a folder is made."""
-        assert self.records and self.read, "both check what they are made of"
+        _ = self.records, self.read  # both check what they are made of
         if self.on_error not in ("fail", "skip"):
             raise UsageError(f"--on-error {self.on_error!r}: one of fail, skip")
         for option, count in (("--show", self.show), ("--sample-drops", self.sample_drops)):
@@ -109,7 +110,7 @@ class CleanOptions:
 
 @dataclass(slots=True)
 class Outcome:
-    """One block after cleaning: the result without records, the kept records to write, and the rejects."""
+    """One block after cleaning: the result without its documents, the kept records to write, and the rejects."""
 
     result: CleanResult
     records: list[dict[str, Any]]
@@ -134,6 +135,7 @@ def build_worker(
         result = cleaner.clean_documents(parsed.documents)
         bytes_out = sum(_size(document) for document in result.kept)
         kept = [write_back(document, before[id(document.record)]) for document in result.kept]
+        result.kept, result.encoded = [], []  # nobody asks for them any more, and a result travels between processes
         return Outcome(result, kept, parsed.rejects, parsed.blank, bytes_in, bytes_out, len(block.data), block.end)
 
     return work
@@ -231,7 +233,7 @@ def _outcomes(cleaner: Cleaner, options: CleanOptions, found: list[InputFile], s
 
 def _count(report: CleanReport, outcome: Outcome, options: CleanOptions, shown: Progress) -> None:
     report.add(outcome, options.show, options.sample_drops)
-    shown.advance(text_bytes=outcome.consumed, documents=len(outcome.result.kept))
+    shown.advance(text_bytes=outcome.consumed, documents=len(outcome.records))
 
 
 def _ledger(work: str, cleaner: Cleaner, options: CleanOptions, found: list[InputFile], output: str) -> Ledger:
@@ -277,7 +279,8 @@ def _write_all(
         for writer in writers:
             writer.close()
     except BaseException as error:
-        over = ledger.last() is None or isinstance(error, InputError)  # what is in the inputs stays in them
+        lasting = isinstance(error, InputError) and not isinstance(error, InputReadError)  # what is in them stays there
+        over = ledger.last() is None or lasting
         for writer in writers:
             if over:
                 writer.abort()

@@ -23,7 +23,7 @@ from mmdata.dedup.repeated import UnitReport, remove_repeated
 from mmdata.dedup.rewrite import write_json
 from mmdata.dedup.session import Place, Session
 from mmdata.dedup.signer import Signer
-from mmdata.jsonl import check_outputs, refuse_nothing
+from mmdata.jsonl import check_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,9 @@ class _Deduplication:
                 self._run.notice(line)
             self._files.prepare_kernels()
             state = FileRun(self._files, session, KeepOrDrop(), self._index).execute()
-            counts = self._files.counts
-            refuse_nothing(counts.records, counts.rejected, counts.blank)
             session.publish()
-            engine = Signer(self._params).engine
-            report = DedupReport(self._output, **asdict(counts), engine=engine, statistics=state["statistics"])
+            counts, engine = asdict(self._files.counts), Signer(self._params).engine
+            report = DedupReport(self._output, **counts, engine=engine, statistics=state["statistics"])
             write_json(self._place.report, {name: getattr(report, name) for name in DedupReport.__slots__})
             session.finish()
         return report

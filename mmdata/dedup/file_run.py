@@ -26,7 +26,7 @@ from mmdata.dedup.session import PUBLISH, Session
 from mmdata.dedup.signer import Signer
 from mmdata.dedup.spool import SpoolReader
 from mmdata.errors import DedupStateError
-from mmdata.jsonl import Position
+from mmdata.jsonl import Position, refuse_nothing
 
 U8 = NDArray[np.uint8]
 
@@ -113,7 +113,7 @@ class FileRun:
         and the course's `summary`.
 
         An unfinished run whose files are damaged starts over where outputs may be overwritten, else raises
-        DedupStateError.
+        DedupStateError. Raises InputError where no record could be read.
         """
         try:
             return self._phases()
@@ -163,6 +163,8 @@ class FileRun:
             if state is None or state["phase"] == SIGN:
                 start = Position() if state is None else Position.from_json(state["position"])
                 self._sign(barrier, start)
+            counts = files.counts
+            refuse_nothing(counts.records, counts.rejected, counts.blank)
             return self._decide(barrier)
         finally:
             barrier.suspend()

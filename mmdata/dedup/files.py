@@ -81,7 +81,7 @@ class FileOptions:
     def __post_init__(self) -> None:
         """Raises UsageError, before a worker or a folder is made."""
         check_memory(self.memory)
-        assert self.records and self.read, "both check what they are made of"
+        _ = self.records, self.read  # both check what they are made of
 
     @property
     def records(self) -> RecordOptions:

@@ -88,7 +88,7 @@ class Strata:
         """How many documents each stratum gives: proportional, largest remainders, ties by name."""
         total = sum(self.documents.values())
         if total < self.wanted:
-            raise DedupParameterError(f"--n {self.wanted}: the inputs hold only {total} documents with words")
+            raise DedupParameterError(f"-n {self.wanted}: the inputs hold only {total} documents with words")
         names = sorted(name for name, count in self.documents.items() if count)
         shares = {name: self.wanted * self.documents[name] // total for name in names}
         if self.wanted >= len(names):

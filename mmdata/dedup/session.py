@@ -2,7 +2,8 @@
 
 Everything a killed run needs lies in OUT.work and in the outputs' `.partial` files. A state is committed every few
 seconds, after all that it speaks of is on disk; the same command then goes on from the last one. A fault of the inputs
-or options leaves nothing behind; after a full disk, a kill or Ctrl-C everything committed stays for the next run.
+or options leaves nothing behind; after a full or failing disk, a kill or Ctrl-C everything committed stays for the
+next run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mmdata.errors import (
     DedupIndexChangedError,
     DedupSpaceError,
     DedupStateError,
+    InputReadError,
     LedgerDamagedError,
     LedgerMismatchError,
     MMDataError,
@@ -32,7 +34,7 @@ from mmdata.run.ledger import Ledger
 
 PUBLISH = "publish"
 """The phase in which all outputs are complete and only get their names."""
-_GOES_ON = (OutputError, RunError, DedupIndexChangedError, DedupStateError)
+_GOES_ON = (OutputError, InputReadError, RunError, DedupIndexChangedError, DedupStateError)
 """Faults after which the same command can go on."""
 
 

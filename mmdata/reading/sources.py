@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal
 import zstandard
 from isal import isal_zlib
 
-from mmdata.errors import InputCorruptError, InputError, InputTruncatedError
+from mmdata.errors import InputCorruptError, InputReadError, InputTruncatedError
 
 Compression = Literal["none", "gzip", "zstd"]
 
@@ -51,7 +51,7 @@ class ByteSource:
             self._stream: BinaryIO = sys.stdin.buffer if path == STDIN else open(path, "rb")  # noqa: SIM115
             self._seekable = path != STDIN and self._stream.seekable()
         except OSError as fault:
-            raise InputError(f"{path} cannot be read: {fault.strerror}") from fault
+            raise InputReadError(f"{path} cannot be read: {fault.strerror}") from fault
 
     def __enter__(self) -> ByteSource:
         return self
@@ -65,7 +65,7 @@ class ByteSource:
     def chunks(self, start: int = 0) -> Iterator[bytes]:
         """Decompressed bytes from offset `start`, none of them empty.
 
-        Raises InputTruncatedError or InputCorruptError after the last good bytes, InputError when the disk fails.
+        Raises InputTruncatedError or InputCorruptError after the last good bytes, InputReadError when the disk fails.
         """
         head = b""
         compression = self._compression
@@ -89,7 +89,7 @@ class ByteSource:
         try:
             data = self._stream.read(size)
         except OSError as fault:
-            raise InputError(f"{self.path}: reading failed at byte {self.consumed}: {fault.strerror}") from fault
+            raise InputReadError(f"{self.path}: reading failed at byte {self.consumed}: {fault.strerror}") from fault
         self.consumed += len(data)
         return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -16,7 +17,8 @@ from click.testing import CliRunner
 import mmdata.clean
 from mmdata.chat.formats import chat_parser
 from mmdata.cli import group
-from mmdata.errors import LedgerMismatchError
+from mmdata.errors import InputReadError, LedgerMismatchError
+from mmdata.reading.sources import ByteSource
 
 PHONE = "我的手机是13800138000，请\u200b联系"
 SCRIPT = """
@@ -60,6 +62,39 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_counts(tmp_path: Path) -> No
         left.pop(name), right.pop(name)
     assert left == right
     assert left["records"] == 601 == left["kept"] + sum(left["dropped"].values()) + sum(left["rejected"].values())
+
+
+def test_a_run_whose_input_could_not_be_read_on_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "in.jsonl"
+    rows = [{"id": i, "text": f"第{i}条 正文"} for i in range(600)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    expected = mmdata.clean.clean([source], tmp_path / "whole" / "out.jsonl", block_bytes=4096)
+    read = ByteSource._read
+
+    class Failing:
+        def read(self, size: int) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def close(self) -> None:
+            """Nothing."""
+
+    def read_some(self: ByteSource, size: int) -> bytes:
+        if self.consumed >= 16_384:
+            self._stream.close()
+            self._stream = Failing()  # type: ignore[assignment]
+        return read(self, min(size, 4096))
+
+    target = tmp_path / "parted" / "out.jsonl"
+    with monkeypatch.context() as failing, pytest.raises(InputReadError, match="reading failed at byte 16384"):
+        failing.setattr(ByteSource, "_read", read_some)
+        mmdata.clean.clean([source], target, commit_seconds=0, block_bytes=4096)
+    assert (tmp_path / "parted" / "out.work" / "ledger.jsonl").exists() and not target.exists()
+    report = mmdata.clean.clean([source], target, block_bytes=4096)
+    assert outputs(tmp_path / "parted") == outputs(tmp_path / "whole")
+    assert report.records == expected.records == 600
+    assert not (tmp_path / "parted" / "out.work").exists()
 
 
 CHATS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
