@@ -189,8 +189,8 @@ def remove_boilerplate(text: str, lists: Sequence[str] = ("zh", "en"), edge: int
 
 def _boilerplate_at_edges(text: str, table: Beginnings, edge: int) -> bool:
     """Is there a boilerplate line among the first or last `edge` visible lines? Looks at no other line."""
-    ends = (partial(text.split, "\n"), partial(text.rsplit, "\n"))
-    return any(_boilerplate_at_end(cut, table, edge, last=cut is ends[1]) for cut in ends)
+    first, last = partial(text.split, "\n"), partial(text.rsplit, "\n")
+    return _boilerplate_at_end(first, table, edge, last=False) or _boilerplate_at_end(last, table, edge, last=True)
 
 
 def _boilerplate_at_end(cut: Callable[[int], list[str]], table: Beginnings, edge: int, last: bool) -> bool:

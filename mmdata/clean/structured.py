@@ -47,7 +47,7 @@ def clean_json(text: str, on_string: Cleaned, on_number: Cleaned | None = None) 
     that none overwrites another. The text must be JSON (see `is_json`).
     """
     pieces: list[str] = []
-    names: dict[str, list[str]] = {}  # cleaned key -> the keys it stands for
+    names: dict[str, dict[str, int]] = {}  # cleaned key -> the keys it stands for, numbered from 1
     position, label = 0, ""
     for match in _TOKEN.finditer(text):
         token = match.group()
@@ -97,13 +97,11 @@ def _encoded(token: str, old: str, new: str) -> str:
     return token if new == old else json.dumps(new, ensure_ascii="\\u" in token)
 
 
-def _unlike(names: dict[str, list[str]], key: str, new: str) -> str:
+def _unlike(names: dict[str, dict[str, int]], key: str, new: str) -> str:
     """`new`, made unlike what other keys became."""
-    known = names.setdefault(new, [])
-    if key not in known:
-        known.append(key)
-    place = known.index(key)
-    return f"{new}#{place + 1}" if place else new
+    known = names.setdefault(new, {})
+    number = known.setdefault(key, len(known) + 1)
+    return new if number == 1 else f"{new}#{number}"
 
 
 def _refuse(name: str) -> float:

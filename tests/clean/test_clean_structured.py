@@ -60,6 +60,12 @@ def test_keys_that_become_alike_stay_apart() -> None:
     assert text == '{"<手机号>": 1, "<手机号>#2": 2, "x": {"<手机号>": 3}}'
 
 
+def test_thousands_of_keys_that_become_alike_are_numbered_in_their_order() -> None:
+    phones = [f"138{number:08}" for number in range(20_000)]
+    cleaned = json.loads(masked(json.dumps(dict.fromkeys(phones, 0)))[0])
+    assert list(cleaned) == ["<手机号>", *(f"<手机号>#{number}" for number in range(2, 20_001))]
+
+
 def test_the_key_counts_as_the_words_before_a_mistyped_identity_number() -> None:
     wrong = IDENTITY[:-1] + ("1" if IDENTITY[-1] != "1" else "2")
     assert masked(json.dumps({"号": wrong}, ensure_ascii=False))[0] == f'{{"号": "{wrong}"}}'
