@@ -116,11 +116,15 @@ def _header(path: Path) -> dict[str, StoredTensor]:
 def load_bin(path: Path, error: type[ModelError] = ModelError) -> dict[str, Tensor]:
     """A pickled state dict through torch's weights-only loader, mapped where the file allows it.
 
-    Raises `error` for a file that holds more than tensors by name, or is torn. torch's own message is not passed on: it
-    advises to load the file without this protection.
+    Raises `error` for a file that cannot be read, holds more than tensors by name, or is torn. torch's own message is
+    not passed on: it advises to load the file without this protection.
     """
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        mapped = _is_zip(path)
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror or problem}") from None
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as problem:
         wanted = _FORBIDDEN.search(str(problem))
         what = f"asks for {wanted[1]}, which is no tensor" if wanted else "holds more than tensors, or is torn"

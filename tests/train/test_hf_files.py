@@ -20,7 +20,7 @@ from mmdata_train.config import ParallelConfig, TrainingConfig  # noqa: E402
 from mmdata_train.errors import ModelError  # noqa: E402
 from mmdata_train.hf import load_weights  # noqa: E402
 from mmdata_train.hf_config import config_from_folder  # noqa: E402
-from mmdata_train.hf_files import WeightFiles  # noqa: E402
+from mmdata_train.hf_files import WeightFiles, load_bin  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.loss import to_local  # noqa: E402
 from mmdata_train.model.decoder import Decoder  # noqa: E402
@@ -122,6 +122,12 @@ def test_bin_that_would_run_code_is_refused(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}, protocol=2))
     with pytest.raises(ModelError, match=r"pytorch_model.bin is not a whole file of torch.save"):
         load(folder)
+
+
+def test_bin_that_the_system_cannot_read_is_not_called_torn(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").mkdir()
+    with pytest.raises(ModelError, match=r"pytorch_model.bin cannot be read: "):
+        load_bin(tmp_path / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("kind", ["sharded", "sharded-bin"])
