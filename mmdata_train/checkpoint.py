@@ -6,8 +6,8 @@ own process group. A checkpoint is written under a temporary name, made durable,
 rank's weights and optimizer state while a save runs.
 
 A folder holds `step_00000010/` (torch's index `.metadata`, `*.distcp` with each rank's tensors, `state.json`) and
-`latest`. Weights are
-stored under `model.NAME`, Adam's moments under `optimizer.NAME.exp_avg` and `.exp_avg_sq`, float32.
+`latest`. Weights are stored under `model.NAME`, Adam's moments under `optimizer.NAME.exp_avg` and `.exp_avg_sq`,
+float32.
 """
 
 from __future__ import annotations

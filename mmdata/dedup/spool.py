@@ -3,7 +3,7 @@
 A frame is what one worker packed: pieces of about 128 KiB of text, each with its texts' lengths and two zstd blocks,
 the texts and everything else, so that verifying a candidate unpacks one piece and no JSON. The parent appends frames;
 `checkpoint` gives a state from which a killed run continues. Packing runs at about 500 MB/s, unpacking at about 600
-MB/s a core; size is about .7 (English) to .85 (Chinese) of the text, since on one core a smaller file costs more time
+MB/s a core; size is about .75 (English) to .82 (Chinese) of the text, since on one core a smaller file costs more time
 than the disk gives back. Scratch: its format may change any time.
 """
 

@@ -75,7 +75,8 @@ def evaluate(suite: Suite) -> Evaluation:
 def check_before_ranks(suite: Suite) -> None:
     """Refuse what every rank would refuse, so that the user reads one message instead of one from each.
 
-    Called by the process that starts the ranks. Raises UsageError, OutputExistsError, and what check_inputs raises.
+    Called by the process that starts the ranks, and by rank 0, which may have been started by another program. Raises
+    UsageError, OutputExistsError, and what check_inputs raises.
     """
     from mmdata_train.evaluate.inputs import check_inputs
 
