@@ -4,8 +4,8 @@
 
 Runs `mmdata convert` as a process of its own for each number of workers, with the default recipe and MinHash, pinned
 to as many cores. `whole` is MB of text file for each second from start to exit; `rate` leaves out what happens before
-the first record (loading the tokenizer, its self-check, kernels); `cpu rate` divides by the processor seconds of the
-stages. The outputs must be the same bytes for every number of workers. There is no single peer that does all of this:
+the first record (loading the tokenizer, its self-check, kernels); `cpu rate` divides by the processor seconds of all
+stages, deciding among them. The outputs must be the same bytes for every number of workers. No peer does all of this:
 each stage stands beside its own in encode_speed.py, clean_speed.py and dedup_speed.py. Needs Linux.
 """
 

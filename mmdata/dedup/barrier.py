@@ -43,11 +43,15 @@ REASONS = {"minhash": "near_duplicate", "exact": "exact_duplicate"}
 
 @dataclass(frozen=True, slots=True)
 class BarrierOptions:
-    """policy: which copy is kept. memory: bytes for sorting. index: documents kept by earlier runs, or None."""
+    """policy: which copy is kept. memory: bytes for sorting. index: documents kept by earlier runs, or None.
+
+    threads: how many deciding may use.
+    """
 
     policy: KeeperPolicy = FIRST
     memory: int = DEFAULT_MEMORY
     index: DedupIndex | None = None
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class Barrier:
         """
         self.folder, self.params = folder, params
         self.options = options if options is not None else BarrierOptions()
-        self.signer = Signer(params)
+        self.signer = Signer(params, threads=self.options.threads)
         self.run = DedupRun(params, folder, self.options.memory, Rule(ranked=self.options.policy.ranks))
         self.statistics = DedupStatistics(params, folder)
         self._decisions: Decisions | None = None

@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,10 +73,11 @@ class Signer:
     """Computes keys and shingle sets under one set of parameters; picklable, for one thread; keeps scratch memory.
 
     native: None takes the compiled kernels when numba is there and logs a warning when not; True or False forces.
+    threads: how many of its own `sets_of_utf8` may use.
     """
 
-    def __init__(self, params: DedupParams, native: bool | None = None) -> None:
-        self.params = params
+    def __init__(self, params: DedupParams, native: bool | None = None, threads: int = 1) -> None:
+        self.params, self.threads = params, threads
         self.native = find_spec("numba") is not None if native is None else native
         self.engine = "numba" if self.native else "numpy"
         self._scratch: U64 = np.empty(0, dtype=np.uint64)
@@ -123,7 +126,18 @@ class Signer:
         params = self.params
         if params.method == "exact" or params.normalize or not self.native or params.item_hash != "rolling":
             return self.sets([str(text, "utf-8", "surrogatepass") for text in texts])
-        values = self._room(texts)
+        if self.threads == 1 or len(texts) < 2 * self.threads:
+            return self._fill(texts, self._room(texts))
+        cuts = _shares(texts, self.threads)
+        shares = [texts[low:high] for low, high in pairwise(cuts)]
+        signers = [self, *(Signer(params, self.native) for _ in shares[1:])]
+        rooms = np.split(self._room(texts), np.cumsum([self._room_of(share) for share in shares[:-1]]))
+        with ThreadPoolExecutor(len(shares)) as pool:
+            parts = list(pool.map(Signer._fill, signers, shares, rooms))  # kernels run side by side
+        return _moved_together(parts, rooms)
+
+    def _fill(self, texts: Sequence[bytes], values: U64) -> ShingleSets:
+        """Sets by the kernels, in `values` from its beginning on."""
         starts, filled = [np.zeros(1, dtype=np.int64)], 0
         for low, high in _blocks(texts):
             if high - low == 1 and len(texts[low]) > WINDOW:
@@ -203,8 +217,11 @@ class Signer:
 
         A word takes a byte and a separator at least; a character one byte.
         """
+        return np.empty(self._room_of(texts), dtype=np.uint64)
+
+    def _room_of(self, texts: Sequence[bytes]) -> int:
         chars = self.params.unit == "char"
-        return np.empty(sum(len(text) if chars else len(text) // 2 + 1 for text in texts), dtype=np.uint64)
+        return sum(len(text) if chars else len(text) // 2 + 1 for text in texts)
 
     def _native(self, texts: Sequence[bytes], distinct: U64 | None) -> ShingleSets:
         """Shingles by the kernels: the distinct ones in `distinct`, or all in scratch memory until the next call."""
@@ -254,6 +271,24 @@ class Signer:
         from mmdata.dedup import minhash_kernels as native
 
         native.band_keys(signatures, rows, out)
+
+
+def _shares(texts: Sequence[bytes], count: int) -> list[int]:
+    """Bounds of `count` runs of about as many bytes; some may be empty."""
+    ends = np.cumsum([len(text) for text in texts])
+    return [0, *np.searchsorted(ends, ends[-1] * np.arange(1, count) // count).tolist(), len(texts)]
+
+
+def _moved_together(parts: Sequence[ShingleSets], rooms: Sequence[U64]) -> ShingleSets:
+    """The sets of all parts, each of which stands at the beginning of its room; the rooms are one array in order."""
+    values = rooms[0].base
+    assert isinstance(values, np.ndarray) and all(room.base is values for room in rooms)
+    starts, filled = [np.zeros(1, dtype=np.int64)], 0
+    for part in parts:
+        values[filled : filled + len(part.values)] = part.values
+        starts.append(part.starts[1:] + filled)
+        filled += len(part.values)
+    return ShingleSets(values[:filled], np.concatenate(starts))
 
 
 def _is_long(texts: Sequence[str]) -> bool:

@@ -44,6 +44,9 @@ from mmdata.reading.excerpt import mask
 from mmdata.records import collector_paused
 from mmdata.report.tally import Tally
 
+MOST_THREADS = 8
+"""For deciding, while the workers wait: more have little to do, since reading the spool takes as long."""
+
 
 @dataclass(slots=True, frozen=True)
 class DedupSetup:
@@ -59,10 +62,10 @@ class DedupSetup:
     index: Path | None = None
     batch: Batch | None = None
 
-    def options(self) -> BarrierOptions:
+    def options(self, threads: int) -> BarrierOptions:
         """The barrier's options; opens the index. Raises DedupIndexError and its kin."""
         index = None if self.index is None else DedupIndex(self.index, self.params, self.batch)
-        return BarrierOptions(KeeperPolicy(), self.memory, index)
+        return BarrierOptions(KeeperPolicy(), self.memory, index, threads)
 
     @property
     def decisions(self) -> Path:
@@ -109,7 +112,8 @@ def build_signer(plan: Preparation, params: DedupParams) -> Callable[[Block], Si
         tally = Tally()
         made = prepare(block, tally)
         with Timer(tally, "sign"):
-            result = sign_documents(made.documents, signer, policy, encoded=made.encoded)
+            # encoding asks for texts and marks alone
+            result = sign_documents(made.documents, signer, policy, with_records=False, encoded=made.encoded)
         parsed = made.parsed
         return SignResult(result, parsed.rejects, made.drops, tally, block.end, block.consumed, parsed.gb18030)
 
@@ -161,20 +165,19 @@ def _decision(task: FrameTask, first: int, count: int) -> FrameDecision:
     return FrameDecision(task.number, first, kept_of, similarity, names)
 
 
-def sign_and_decide(
-    source: Source, stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools
-) -> None:
+def sign_and_decide(source: Source, stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
     """Phases `sign` and `decide`; afterwards the ledger says `kept` and `consumed.dedup` holds the statistics."""
     state = tools.ledger.last()
     phase = "sign" if state is None else state["phase"]
-    barrier = _open_barrier(setup, state)
+    barrier = _open_barrier(setup, state, min(tools.executor.workers, MOST_THREADS))
     try:
         if phase == "sign":
             _sign(source, stages, setup, barrier, consumed, tools)
             source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=True)
             tools.ledger.commit(consumed.checkpoint("decide") | {"barrier": barrier.checkpoint()})
         tools.progress.stage("deciding")
-        _decide(setup, barrier)
+        with Timer(consumed.tally, "decide"):
+            _decide(setup, barrier)
         consumed.dedup = barrier.statistics.to_json(list(setup.names))
         if barrier.options.index is not None:
             consumed.dedup["index_generation"] = barrier.options.index.generation
@@ -183,12 +186,12 @@ def sign_and_decide(
         barrier.suspend()
 
 
-def _open_barrier(setup: DedupSetup, state: dict[str, Any] | None) -> Barrier:
+def _open_barrier(setup: DedupSetup, state: dict[str, Any] | None, threads: int) -> Barrier:
     """A new barrier, or one that goes on from the checkpoint; killed while deciding, it signs the spool again."""
     if state is None:
         shutil.rmtree(setup.folder, ignore_errors=True)
-        return Barrier(setup.folder, setup.params, setup.options())
-    return Barrier(setup.folder, setup.params, setup.options(), state=state["barrier"])
+        return Barrier(setup.folder, setup.params, setup.options(threads))
+    return Barrier(setup.folder, setup.params, setup.options(threads), state=state["barrier"])
 
 
 def _sign(
