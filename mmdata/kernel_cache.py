@@ -37,15 +37,18 @@ class StampedIndex(IndexDataCacheFile):
         return self.own_stamp, reached_hash(self.function)
 
 
-def refresh_with_callees(dispatcher: Any) -> None:
+def refresh_with_callees(dispatcher: Any) -> bool:
     """Let the cache of a numba dispatcher become stale with everything it reaches.
 
-    Raises AttributeError for a numba whose cache is built in another way: stale code must not pass unseen.
+    False for a numba whose cache is built in another way: then code must not be kept, or stale code would pass unseen.
     """
     if isinstance(dispatcher, FunctionType):  # NUMBA_DISABLE_JIT: nothing is compiled
-        return
-    kept = dispatcher._cache
-    kept._cache_file = StampedIndex(kept._cache_file, dispatcher.py_func)
+        return True
+    try:
+        dispatcher._cache._cache_file = StampedIndex(dispatcher._cache._cache_file, dispatcher.py_func)
+    except (AttributeError, KeyError):
+        return False
+    return True
 
 
 def reached_hash(function: FunctionType) -> str:

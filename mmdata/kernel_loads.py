@@ -31,7 +31,6 @@ def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-
 @intrinsic
 def pointer(typingctx: Any, array: Any) -> Any:
     """The address of an array's first item, to be indexed as the array is."""

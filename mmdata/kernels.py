@@ -11,6 +11,7 @@ hold kernels do.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -18,13 +19,19 @@ import numba
 
 from mmdata.kernel_cache import refresh_with_callees
 
+UNKNOWN_CACHE = (
+    "this version of numba keeps machine code in a way not known here, so kernels are compiled at every start; results"
+    " are the same. Install numba 0.61 to 0.68 to start sooner"
+)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def kernel(function: Function) -> Function:
     """Compile `function` in nopython mode with an on-disk cache and without the GIL; integer overflow wraps."""
     compiled = numba.njit(cache=True, nogil=True)(function)
-    refresh_with_callees(compiled)
+    if not refresh_with_callees(compiled):
+        warnings.warn(UNKNOWN_CACHE, stacklevel=2)
+        compiled = numba.njit(nogil=True)(function)
     return cast(Function, compiled)
 
 

@@ -66,9 +66,9 @@ def one_self_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(autouse=True)
 def no_flushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed process loses nothing that it wrote, and fsync takes most of the time of many tests; those that are
-    about it have it in their name.
+    about it carry the mark `fsync`.
     """
-    if "fsync" not in request.node.name:
+    if request.node.get_closest_marker("fsync") is None:
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

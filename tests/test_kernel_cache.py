@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import mmdata
-from mmdata.kernel_cache import StampedIndex, reached_hash
+from mmdata import kernels as declared
+from mmdata.kernel_cache import StampedIndex, reached_hash, refresh_with_callees
 
 KERNEL = """
 import numpy as np
@@ -69,6 +70,18 @@ def test_kernel_is_compiled_anew_when_a_number_table_or_part_of_another_file_cha
     assert run_with(tmp_path, 100, 1000, "+") == [1111, 0]
     assert run_with(tmp_path, 100, 1000, "-") == [1109, 0]
     assert run_with(tmp_path, 100, 1000, "-") == [1109, 1]
+
+
+def test_numba_with_another_cache_compiles_at_every_start_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(value: int) -> int:
+        return value + 1
+
+    monkeypatch.setattr(declared, "refresh_with_callees", lambda dispatcher: False)
+    with pytest.warns(UserWarning, match="compiled at every start"):
+        compiled = declared.kernel(plain)
+    assert compiled(1) == 2
+    assert type(compiled._cache).__name__ == "NullCache"  # type: ignore[attr-defined]
+    assert not refresh_with_callees(compiled)
 
 
 def kernels() -> list[object]:

@@ -205,7 +205,7 @@ def read_manifest(prefix: str) -> Manifest | None:
     try:
         with open(path, "rb") as file:
             content = file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise _fault(path, f"cannot be read: {error.strerror or error}") from error

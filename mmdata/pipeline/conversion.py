@@ -41,7 +41,7 @@ from mmdata.indexed.split import SPLIT_NAMES, split_shard
 from mmdata.jsonl import LeftOut, ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
 from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts, version
 from mmdata.pipeline.dedup_run import dedup_params, documents_in_index
-from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_nothing
+from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_no_documents
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.outputs import OutputPlan, PublishedShard
 from mmdata.pipeline.pai import PaiPlan, pai_plan, write_pai
@@ -339,7 +339,7 @@ class Conversion:
         if hint:
             self._say(hint)
         known = documents_in_index(consumed.dedup)
-        refuse_nothing(consumed.tally, consumed.logs.first_reject, self._inputs, hint, known)
+        refuse_no_documents(consumed.tally, consumed.logs.first_reject, self._inputs, hint, known)
         if not consumed.tally.kept:
             self._say(f"nothing new: the index holds all {known:,} documents that were compared; shards are empty")
         changed = changed_inputs(self._found, stat_inputs(self._inputs))

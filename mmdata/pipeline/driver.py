@@ -185,7 +185,9 @@ def _example(first: Reject | None, inputs: list[InputFile]) -> str:
     return "" if first is None else f"; the first is {describe_reject(first, inputs)}"
 
 
-def refuse_nothing(tally: Tally, first: Reject | None, inputs: list[InputFile], hint: str | None, known: int) -> None:
+def refuse_no_documents(
+    tally: Tally, first: Reject | None, inputs: list[InputFile], hint: str | None, known: int
+) -> None:
     """Raise InputError when a run would write no document at all; first: the first rejected record, to show.
 
     known: documents that the deduplication index holds already. A batch that brings nothing new is no mistake.

@@ -12,13 +12,12 @@ Written for machines that put the lowest byte first, as all do for which numba i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba.extending
 from llvmlite import ir
 from numba import core
 
+from mmdata.kernel_loads import intrinsic
 from mmdata.kernels import inlined
 
 types: Any = core.types  # numba's own annotations are partial
@@ -30,11 +29,7 @@ _PREFETCH = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
 _HOW = [ir.Constant(_INT, value) for value in (0, 2, 1)]
 
 
-def _intrinsic(function: Callable[..., Any]) -> Any:
-    return numba.extending.intrinsic(function)
-
-
-@_intrinsic
+@intrinsic
 def load64(typingctx: Any, address: Any) -> Any:
     """The int64 at `address`, which may be unaligned."""
 
@@ -44,7 +39,7 @@ def load64(typingctx: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@_intrinsic
+@intrinsic
 def items_at(typingctx: Any, address: Any, like: Any) -> Any:
     """The memory at `address`, aligned to its items, as items of the dtype of the array `like`, to be indexed."""
     result = types.CPointer(like.dtype)
@@ -55,7 +50,7 @@ def items_at(typingctx: Any, address: Any, like: Any) -> Any:
     return result(types.int64, like), generate
 
 
-@_intrinsic
+@intrinsic
 def address_of(typingctx: Any, array: Any) -> Any:
     """Where the array's first item stands."""
 
@@ -65,7 +60,7 @@ def address_of(typingctx: Any, array: Any) -> Any:
     return types.int64(array), generate
 
 
-@_intrinsic
+@intrinsic
 def copy_bytes(typingctx: Any, target: Any, address: Any, size: Any) -> Any:
     """Copy `size` bytes from `address` to the first item of the array `target`, which must have room for them."""
 
@@ -79,7 +74,7 @@ def copy_bytes(typingctx: Any, target: Any, address: Any, size: Any) -> Any:
     return types.void(target, types.int64, types.int64), generate
 
 
-@_intrinsic
+@intrinsic
 def hint(typingctx: Any, address: Any) -> Any:
     """Fetch the line that holds `address`, any int64."""
 

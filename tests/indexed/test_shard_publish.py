@@ -127,6 +127,7 @@ def test_index_is_the_last_to_get_its_name_and_the_first_to_go(tmp_path: Path, m
         assert (final[0] == "-x.idx") == (run == "again")
 
 
+@pytest.mark.fsync
 @pytest.mark.skipif(os.name != "posix", reason="reads descriptors' names")
 def test_files_and_folder_are_flushed_by_fsync_before_the_index_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
