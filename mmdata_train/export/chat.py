@@ -8,6 +8,7 @@ as `chat_template.diff`.
 from __future__ import annotations
 
 import difflib
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from mmdata.errors import ChatError, TokenizerNotFoundError
 from mmdata_train.errors import ExportError
 
 TEMPLATE = "chat_template.jinja"
+SETTINGS = "tokenizer_config.json"
 DIFFERENCE = "chat_template.diff"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -105,6 +107,21 @@ def _copy(folder: Path, where: str, fingerprint: str | None, made: ChatFiles) ->
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
         made.copied.append(str(target.relative_to(folder)))
+
+
+def describe_tokenizer(folder: Path, made: ChatFiles) -> None:
+    """Write a small tokenizer_config.json beside a tokenizer.json that stands alone.
+
+    peft's AutoPeftModel makes room for new rows only where it finds that file. It names the begin and end tokens that
+    are used without it, so that nothing else changes.
+    """
+    settings = folder / SETTINGS
+    if made.tokenizer is None or settings.is_file() or not (folder / "tokenizer.json").is_file():
+        return
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    text = json.dumps({**named, **template_variables(made.tokenizer)}, indent=2, ensure_ascii=False)
+    settings.write_text(text + "\n", encoding="utf-8")
+    made.notices.append(f"the tokenizer has no {SETTINGS}; a small one was written, so that the new tokens' rows load")
 
 
 def _choose(templates: Sequence[str], choice: str) -> str | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmdata_train.errors import ExportError
 from mmdata_train.export import ollama
-from mmdata_train.export.chat import ChatFiles, write_tokenizer
+from mmdata_train.export.chat import ChatFiles, describe_tokenizer, write_tokenizer
 from mmdata_train.export.description import config_of_shape, dtype_name, generation_config, with_changes
 from mmdata_train.export.options import ExportOptions, ExportResult
 from mmdata_train.export.origin import Origin
@@ -79,7 +79,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def write_chat(folder: Path, origin: Origin, options: ExportOptions) -> ChatFiles:
     """Tokenizer files and template: see write_tokenizer for what it raises."""
     where = options.tokenizer or origin.tokenizer
-    return write_tokenizer(folder, where, origin.tokenizer_fingerprint, origin.chat_templates, options.chat_template)
+    chat = write_tokenizer(folder, where, origin.tokenizer_fingerprint, origin.chat_templates, options.chat_template)
+    if origin.added_tokens:
+        describe_tokenizer(folder, chat)
+    return chat
 
 
 def _config(origin: Origin, plan: WeightPlan, chat: ChatFiles) -> dict[str, Any]:

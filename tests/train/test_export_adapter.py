@@ -22,6 +22,7 @@ from export_models import CHATML, LAYOUTS, SIZES, VOCAB, write_tokenizer  # noqa
 from rank_meshes import mesh_of  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from mmdata import load_tokenizer  # noqa: E402
 from mmdata_train.checkpoint import Checkpointer  # noqa: E402
 from mmdata_train.cli import main  # noqa: E402
 from mmdata_train.config import ParallelConfig, TrainingConfig  # noqa: E402
@@ -35,7 +36,7 @@ from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.lora.fill import initialize_adapters, initialize_added  # noqa: E402
 from mmdata_train.lora.layer import adapter_parameters  # noqa: E402
 from mmdata_train.lora.settings import LoraConfig  # noqa: E402
-from mmdata_train.lora.tokens import AddedTokens  # noqa: E402
+from mmdata_train.lora.tokens import AddedTokens, write_extended  # noqa: E402
 from mmdata_train.model.init import weight_seed  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.slices import fill, local_slices  # noqa: E402
@@ -81,7 +82,8 @@ def save_adapter(layout: str, folder: Path, out: Path, lora: LoraConfig, facts: 
             generator = torch.Generator().manual_seed(weight_seed(9, name))
             fill(weight, torch.randn(weight.shape, generator=generator)[local_slices(weight)] * 0.1)
     engine = Engine(parts, parallel, training, 16, 10)
-    origin = origin_of_folder(str(folder), str(folder), **{"model": config, **facts})
+    named = {"model": config, **facts}
+    origin = origin_of_folder(str(folder), named.pop("tokenizer", str(folder)), **named)
     checkpointer = Checkpointer(out, origin=origin.to_state())
     checkpointer.save(engine, {"step": 3})
     checkpointer.wait()
@@ -178,6 +180,29 @@ def test_added_tokens_grow_the_vocabulary_of_what_they_are_merged_into(
         assert torch.equal(ours[:260], theirs[:260])
         assert torch.allclose(ours[260], theirs[1:3].mean(dim=0)) and torch.allclose(ours[261], theirs[3])
     assert found.config.tie_word_embeddings == (kind == "tied")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_new_rows_load_where_the_source_has_a_tokenizer_json_alone(llama: Path, one: RankPool, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(llama, source)
+    (source / "tokenizer_config.json").unlink()
+    write_extended(source, ADDED, tmp_path / "tokenizer")
+    facts = {"tokenizer": str(tmp_path / "tokenizer")}
+    lora = LoraConfig(rank=4, targets=("q_proj",), added_ids=ADDED.ids)
+    one.run(save_adapter, "one", source, tmp_path / "checkpoints", lora, facts)
+    export(tmp_path / "checkpoints", tmp_path / "adapter", "peft")
+    export(tmp_path / "checkpoints", tmp_path / "merged", "merged")
+    merged = merged_model(tmp_path / "merged").eval()
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    for folder in (tmp_path / "adapter", tmp_path / "merged"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        ids = torch.tensor([tokenizer("a <law>b<med>").input_ids])
+        assert set(ADDED.ids) <= set(ids[0].tolist()) and tokenizer.decode(ids[0]) == "a <law>b<med>"
+        assert tokenizer.eos_token == "<|endoftext|>"
+        assert load_tokenizer(str(folder)).fingerprint == load_tokenizer(str(tmp_path / "tokenizer")).fingerprint
+    with torch.no_grad():
+        assert (loaded(ids).logits - merged(ids).logits).abs().max() < 1e-5
 
 
 def test_merged_head_holds_new_tokens_and_its_adapter(tied: Path, ranks: RankPool, tmp_path: Path) -> None:
