@@ -2,8 +2,8 @@
 
 A conversation is plain JSON: `{"messages": [...], "tools": [...] or None, "slots": [...]}`. A message has `role`
 (system, user, assistant, tool), `content` (a string), and where they occur `reasoning_content`, `tool_calls` (OpenAI's
-form, arguments as an object), `name`, `tool_call_id`. Slot k says where the text of the document's part k belongs, and
-that of a tool call also what the text was.
+form, arguments as the record has them: an object, or its JSON text), `name`, `tool_call_id`. Slot k says where the text
+of the document's part k belongs, and that of a tool call also what the text was.
 Where each part is a message of its own and there is nothing else, it is only `{"simple": true}`; neighbouring parts of
 the user are then the pieces of one message.
 """
@@ -14,8 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
+from mmdata.chat.json_text import OutOfRangeError, read_json
 from mmdata.document import Document, Part
 from mmdata.errors import ChatRecordError
 
@@ -67,7 +66,10 @@ class Builder:
 
     def add_call_text(self, path: str, text: str) -> None:
         """A ShareGPT function_call: joined to the assistant message before it, where there is one."""
-        calls = calls_of_text(text)
+        try:
+            calls = calls_of_text(text)
+        except OutOfRangeError as error:
+            raise Fault("bad-tool-call", f"{path}: {error}") from None
         if calls is None:
             raise Fault("bad-tool-call", f"{path} is not JSON with name and arguments")
         if not self.messages or self.messages[-1]["role"] != "assistant":
@@ -91,8 +93,12 @@ class Builder:
                 raise Fault("bad-tool-call", f"{path}[{i}] has no function name")
             at = f"{path}[{i}].function.arguments" if "function" in call else f"{path}[{i}].arguments"
             arguments = function.get("arguments", {})
-            whole = parsed_object(arguments) if isinstance(arguments, str) else None
-            made.append(_call(function["name"], arguments if whole is None else whole, call.get("id")))
+            if isinstance(arguments, str):
+                try:
+                    parsed_object(arguments)
+                except OutOfRangeError as error:
+                    raise Fault("bad-tool-call", f"{at}: {error}") from None
+            made.append(_call(function["name"], arguments, call.get("id")))
             if arguments or isinstance(arguments, str):
                 text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
                 self.parts.append(Part(at, "assistant", text))
@@ -103,7 +109,9 @@ class Builder:
         """Tool definitions, as a list or as JSON text, in OpenAI's form `{"type": "function", "function": {...}}`."""
         if isinstance(tools, str):
             try:
-                tools = _parsed(tools) if tools.strip() else None
+                tools = read_json(tools) if tools.strip() else None
+            except OutOfRangeError as error:
+                raise Fault("bad-tool-call", f"tools: {error}") from None
             except ValueError:
                 raise Fault("bad-tool-call", "tools is a text but not JSON") from None
         if tools is None or tools == []:
@@ -151,18 +159,15 @@ def _call(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
     return made
 
 
-def _parsed(text: str) -> Any:
-    """The JSON value in `text`, also where only Python reads it (long integers, NaN). Raises ValueError."""
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return json.loads(text)
-
-
 def calls_of_text(text: str) -> list[dict[str, Any]] | None:
-    """The calls in a JSON text: one object with name and arguments, or a list of them; None when it is neither."""
+    """The calls in a JSON text: one object with name and arguments, or a list of them; None when it is neither.
+
+    Raises OutOfRangeError.
+    """
     try:
-        value = _parsed(text)
+        value = read_json(text)
+    except OutOfRangeError:
+        raise
     except ValueError:
         return None
     calls = []
@@ -170,18 +175,39 @@ def calls_of_text(text: str) -> list[dict[str, Any]] | None:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str):
             return None
         arguments = item.get("arguments", item.get("parameters", {}))
-        whole = parsed_object(arguments) if isinstance(arguments, str) else None
-        calls.append(_call(item["name"], arguments if whole is None else whole, item.get("id")))
+        if isinstance(arguments, str):
+            parsed_object(arguments)
+        calls.append(_call(item["name"], arguments, item.get("id")))
     return calls or None
 
 
 def parsed_object(text: str) -> dict[str, Any] | None:
-    """The JSON object in `text`, or None."""
+    """The JSON object in `text`, or None. Raises OutOfRangeError."""
     try:
-        value = _parsed(text)
+        value = read_json(text)
+    except OutOfRangeError:
+        raise
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def with_objects(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The messages with every text of arguments that is a JSON object read; the very same where there is none."""
+    changed: dict[int, dict[str, Any]] = {}
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls", ())
+        read = [_with_object(call) for call in calls]
+        if any(new is not old for new, old in zip(read, calls, strict=True)):
+            changed[number] = {**message, "tool_calls": read}
+    return [changed.get(i, message) for i, message in enumerate(messages)] if changed else messages
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    whole = parsed_object(arguments) if isinstance(arguments, str) else None
+    return call if whole is None else {**call, "function": {**function, "arguments": whole}}
 
 
 def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any] | None]:
@@ -215,20 +241,22 @@ def conversation_of(document: Document) -> tuple[list[dict[str, Any]], list[Any]
 
 def _put_call(message: dict[str, Any], slot: Slot, text: str, document: Document) -> None:
     calls = message["tool_calls"]
-    if slot[1] == "arguments":
-        function = calls[slot[2]]["function"]
-        try:
-            whole = _parsed(text)
-        except ValueError:
+    try:
+        if slot[1] == "arguments":
+            function = calls[slot[2]]["function"]
             if not isinstance(function["arguments"], str):
-                raise _no_longer_json(document, text) from None
-            whole = text
-        function["arguments"] = text if isinstance(function["arguments"], str) and type(whole) is not dict else whole
-    else:
-        made = calls_of_text(text)
-        if made is None or len(made) != slot[3]:
-            raise _no_longer_json(document, text)
-        calls[slot[2] : slot[2] + slot[3]] = made
+                function["arguments"] = read_json(text)
+                return
+            if parsed_object(text) is None and parsed_object(function["arguments"]) is not None:
+                raise _no_longer_json(document, text)
+            function["arguments"] = text
+        else:
+            made = calls_of_text(text)
+            if made is None or len(made) != slot[3]:
+                raise _no_longer_json(document, text)
+            calls[slot[2] : slot[2] + slot[3]] = made
+    except ValueError:
+        raise _no_longer_json(document, text) from None
 
 
 def _no_longer_json(document: Document, text: str) -> ChatRecordError:

@@ -57,21 +57,24 @@ def _prepare_one(message: dict[str, Any], mode: Thinking, template: ChatTemplate
     bare = {key: value for key, value in message.items() if key != "reasoning_content"}
     if mode != "keep":
         content = message["content"][block.end() :].lstrip("\n") if block else message["content"]
+        if own is not None and template.reads_reasoning and "</think>" in content:
+            bare["reasoning_content"] = ""  # without the key a template would split the content at that tag
         return {**bare, "content": content}, kind
-    if own is not None and not own.strip():
-        return bare, kind
-    if own is not None:
-        if template.reads_reasoning:
-            return {**message, "thinking": own}, kind  # the older name some templates read
+    kept = bare
+    if own is not None and template.reads_reasoning:
+        kept = {**message, "thinking": own}  # the older name some templates read
+        if own.strip() or block is None:
+            return kept, kind
+    elif own is not None and own.strip():
         return {**bare, BLOCK_KEY: f"\n{own}\n", "content": f"\n\n{message['content']}"}, kind
-    if block is None or template.splits_thinking:
-        return message, kind
+    elif block is None or template.splits_thinking:
+        return bare if own is not None else message, kind
     rest = message["content"][block.end() :]
     solid = rest.lstrip()
     if kind == "with" or not solid:
-        return {**bare, BLOCK_KEY: block.group(1), "content": rest}, kind
+        return {**kept, BLOCK_KEY: block.group(1), "content": rest}, kind
     gap = rest[: len(rest) - len(solid)]
-    return {**bare, BLOCK_KEY: block.group(1), GAP_KEY: gap, "content": solid}, kind
+    return {**kept, BLOCK_KEY: block.group(1), GAP_KEY: gap, "content": solid}, kind
 
 
 def edit_blocks(layout: Layout, turns: list[Turn], mode: Thinking) -> tuple[Layout, list[Turn]]:

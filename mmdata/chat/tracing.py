@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
-from itertools import compress
+from itertools import compress, product
 from typing import Any, NamedTuple
 
 import jinja2
 
+from mmdata.chat.conversation import with_objects
 from mmdata.chat.program import Compiler, Program
 from mmdata.chat.sandbox import ChatEnvironment
 from mmdata.chat.segments import Data
@@ -37,6 +38,10 @@ _PINNED_LIMIT = 64  # characters; a program that only fits records repeating mor
 _BLOCK_END = "</think>"
 _SIMPLE_KEYS = {"role", "content"}
 _HIDDEN = (BLOCK_KEY, GAP_KEY, "_uncounted")
+_RAW_ARGUMENTS = '{"probe":  1e5}'  # two blanks and 1e5: nothing that reads and writes JSON gives it back like this
+_PROBED_CALL = {"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": _RAW_ARGUMENTS}}
+_PROBED_SHAPE = {"type": "object", "properties": {"probe": {"type": "number", "description": "d"}}, "required": []}
+_PROBED_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": _PROBED_SHAPE}}
 _RUNTIME_FAULTS = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
 
 
@@ -71,6 +76,7 @@ class Programs:
         self._kept: dict[Any, list[Program]] = {}
         self._simple: dict[tuple[str, ...], tuple[tuple[Program, tuple[int, ...]], ...]] = {}
         self._steps = 0
+        self._texts_fit: dict[bool, bool] = {}
         self.traced = 0
 
     def find(self, messages: Messages, tools: list[Any] | None) -> tuple[Program, list[Any]]:
@@ -79,6 +85,8 @@ class Programs:
         Raises jinja2.TemplateError where the template refuses the conversation, ChatTemplateError where what it does
         cannot be followed.
         """
+        if any("tool_calls" in message for message in messages) and not self._writes_texts(tools is not None):
+            messages = with_objects(messages)
         record = {"messages": messages, "tools": tools}
         shape = (tools is None, tuple([(message["role"], *message) for message in messages]))
         for program in self._kept.get(shape, ()):
@@ -91,6 +99,32 @@ class Programs:
         if program.reusable:
             self._keep(shape, program)
         return program, values
+
+    def _writes_texts(self, has_tools: bool) -> bool:
+        """Whether the template writes arguments that are JSON text as they are, as one does that asks `is string`.
+
+        Found by rendering a call of our own, so that it is the same for every record. Other templates go through the
+        arguments, fail on a text, or write it as JSON once more, in quotation marks: they are given objects.
+        """
+        for_tools = has_tools and self._for_tools is not self._compiled
+        if for_tools not in self._texts_fit:
+            choices = [True] if for_tools else [True, False] if self._for_tools is self._compiled else [False]
+            self._texts_fit[for_tools] = any(
+                self._probe_call(content, tools) for content, tools in product(("", "c"), choices)
+            )
+        return self._texts_fit[for_tools]
+
+    def _probe_call(self, content: str, has_tools: bool) -> bool:
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": content, "tool_calls": [_PROBED_CALL]},
+            {"role": "tool", "content": "r", "name": "f", "tool_call_id": "abcdef123"},
+            {"role": "assistant", "content": "a"},
+        ]
+        try:
+            return _RAW_ARGUMENTS in self._render(messages, [_PROBED_TOOL] if has_tools else None, False)
+        except (jinja2.TemplateError, ChatTemplateError):
+            return False
 
     def knows(self, roles: tuple[str, ...]) -> bool:
         """Whether `find_simple` has a program for messages with these roles."""
@@ -179,7 +213,9 @@ class Programs:
     def _trace(self, messages: Messages, tools: list[Any] | None) -> tuple[Program, list[Any]]:
         self.traced += 1
         tracer = Tracer(self._encoder.is_control)
-        traced = [_Message(tracer, message, i) for i, message in enumerate(messages)]
+        # Where reasoning is removed, what `prepare` left of it is always the empty text.
+        fixed = frozenset({"role"} if self._options.thinking == "keep" else {"role", "reasoning_content"})
+        traced = [_Message(tracer, message, i, fixed) for i, message in enumerate(messages)]
         traced_tools = None if tools is None else wrap(tracer, tools, ("tools",), -1)
 
         def run(count: int, prompt: bool) -> Layout:
@@ -281,8 +317,8 @@ def _template_line(error: BaseException) -> int | None:
 class _Message(TracedDict):
     """A message as a template sees it: the role is a trusted word, a separate thinking block is part of the content."""
 
-    def __init__(self, tracer: Tracer, message: dict[str, Any], number: int) -> None:
-        super().__init__(tracer, message, ("messages", number), number, frozenset({"role"}))
+    def __init__(self, tracer: Tracer, message: dict[str, Any], number: int, fixed: frozenset[str]) -> None:
+        super().__init__(tracer, message, ("messages", number), number, fixed)
 
     def _has(self, key: str) -> bool:
         return key not in _HIDDEN and super()._has(key)

@@ -135,7 +135,7 @@ def test_sharegpt_calls_become_openai_calls() -> None:
     assert tools == [{"type": "function", "function": {"name": "w", "parameters": {}}}]
 
 
-def test_openai_arguments_as_json_text_become_an_object() -> None:
+def test_openai_arguments_as_json_text_stay_as_they_are() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "w", "arguments": '{"a": 1}'}}
     record = {
         "messages": [
@@ -146,7 +146,7 @@ def test_openai_arguments_as_json_text_become_an_object() -> None:
         ]
     }
     messages, _ = conversation_of(parsed(record))
-    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert messages[2]["tool_call_id"] == "c1" and messages[3]["reasoning_content"] == "because"
 
 
