@@ -1,7 +1,7 @@
 """The folder of a run on disk: where its checkpoints stand, which is the newest, what each says of itself. No torch.
 
-OUTPUT/checkpoints/ holds `step_00000010/` folders and `latest`, which names one of them; a step is whole when it has
-its `state.json`.
+OUTPUT/checkpoints/ holds `step_00000010/` folders, and `latest` and `best`, text files which name one of them each; a
+step is whole when it has its `state.json`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from mmdata_train.errors import CheckpointError
 
 FORMAT = 1
 LATEST = "latest"
+BEST = "best"
 RUN_CHECKPOINTS = "checkpoints"
 """The folder of a run's output that holds its checkpoints."""
 STATE = "state.json"
@@ -28,9 +29,14 @@ def step_folder(step: int) -> str:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint `latest` names, None where there is none. Raises CheckpointError when that one is gone."""
-    pointer = folder / LATEST
+    return _pointed(folder / LATEST)
+
+
+def _pointed(pointer: Path) -> Path | None:
+    """The checkpoint a text file beside it names, None where there is no such file. Raises CheckpointError."""
     if not pointer.is_file():
         return None
+    folder = pointer.parent
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
     found = folder / name
     if STEP_FOLDER.fullmatch(name) is None or not (found / STATE).is_file():
@@ -42,10 +48,13 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def checkpoint_at(path: Path) -> Path | None:
-    """The checkpoint a path means: itself, or the latest one there or in the run's folder there; None where none is.
+    """The checkpoint a path means: itself, the one a `best` or `latest` file names, or the latest one there or in the
+    run's folder there; None where none is. What export, generate, evaluate and `start_from` take.
 
-    Raises CheckpointError when the latest one is gone.
+    Raises CheckpointError when the one named is gone.
     """
+    if path.name in (BEST, LATEST) and path.is_file():
+        return _pointed(path)
     if (path / STATE).is_file():
         return path
     return latest_checkpoint(path) or latest_checkpoint(path / RUN_CHECKPOINTS)

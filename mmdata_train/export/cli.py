@@ -25,7 +25,8 @@ from mmdata_train.export.sizes import parse_bytes
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in the output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON on stdout.")
 def export_command(checkpoint: Path, max_shard_size: str, as_json: bool, **options: Any) -> None:
-    """Write a model from CHECKPOINT: a run's folder (its latest), one checkpoint of it, or a PEFT adapter's folder.
+    """Write a model from CHECKPOINT: a run's folder (its latest), a checkpoint of it, its checkpoints/best, or a PEFT
+    adapter's folder.
 
     Any layout's checkpoint; one process; memory is bounded by the largest tensor.
 
