@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from mmdata_train.beginning import settle
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.course import course_lines
@@ -25,7 +26,6 @@ from mmdata_train.model.decoder import Decoder
 from mmdata_train.parity import STEPS
 from mmdata_train.proof import facts_of, known, prove_here
 from mmdata_train.run import count_steps
-from mmdata_train.session import model_config
 
 MOST_RANKS = 8
 """Started for the comparison on a machine without GPUs; each takes about 300 MiB."""
@@ -34,11 +34,18 @@ _BYTES_A_WEIGHT = 12
 
 
 def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
-    """One report, line by line. Raises what the run would: ConfigError, DataError, ModelError and the data side's."""
-    model = model_config(config)
+    """One report, line by line. Raises what the run would: ConfigError, DataError, ModelError, CheckpointError and the
+    data side's.
+    """
+    begun = settle(config)
+    model = begun.model
     micro_batches = check_run(model, config.parallel, config.train, config.data.seq_length, world_size)
     yield f"sizes: {config.parallel.layout(world_size)}, {micro_batches} micro-batches a step on each data rank"
-    run = open_run(config, world_size)
+    if begun.found is not None:
+        yield f"checkpoint: {begun.found} fits; the run continues it"
+    elif begun.config.start_from is not None:
+        yield f"checkpoint: {begun.config.start_from} fits; the run starts from its weights"
+    run = open_run(config, world_size, as_run=True)
     samples = len(run.data.samples)
     steps = config.train.steps or count_steps(config.train, samples)
     yield f"data: {samples:,} samples of {config.data.seq_length:,} tokens, {steps:,} steps"

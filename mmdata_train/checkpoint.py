@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.loss import to_local
 from mmdata_train.model.decoder import canonical_name
 from mmdata_train.parallelize import ModelParts
-from mmdata_train.run_folder import FORMAT, LATEST, STATE, STEP_FOLDER, read_state, step_folder
+from mmdata_train.run_folder import BEST, FORMAT, LATEST, STATE, STEP_FOLDER, read_state, step_folder
 from mmdata_train.slices import named_weights
 from mmdata_train.step import Engine
 
@@ -56,19 +56,34 @@ def named_state(engine: Engine, *, optimizer: bool = True) -> Iterator[tuple[str
                 yield f"optimizer.{stored}.{moment}", engine.optimizer.state[weight][moment], second
 
 
+def check_tensors(checkpoint: Path, needed: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Raises CheckpointError naming the first (stored name, shape) that is missing or has another shape."""
+    stored = read_index(checkpoint).state_dict_metadata
+    for name, shape in needed:
+        size = getattr(stored.get(name), "size", None)
+        if size is None or tuple(size) != shape:
+            found = "missing" if size is None else f"{list(size)}"
+            raise CheckpointError(
+                f"{checkpoint}: {name} is {found}, this model needs {list(shape)}; is `model` the same?"
+            )
+
+
+def check_base(checkpoint: Path, weights: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Raises CheckpointError where a checkpoint does not hold these (name, shape) as a base's weights."""
+    check_tensors(checkpoint, ((f"model.{name}", shape) for name, shape in weights))
+
+
 def load_base(parts: ModelParts, checkpoint: Path) -> None:
     """Fill the model's own weights, adapters left alone, from a full run's checkpoint of any layout; a collective.
 
     Raises CheckpointError naming the first tensor that is missing or has another shape.
     """
-    stored = read_index(checkpoint).state_dict_metadata
+    weights = [(canonical_name(parts.config, name), weight) for name, weight in named_weights(parts.parts)]
+    check_base(checkpoint, ((name, tuple(weight.shape)) for name, weight in weights))
     tensors: dict[str, Tensor] = {}
     copies: list[tuple[str, Tensor]] = []
-    for name, weight in named_weights(parts.parts):
-        key = f"model.{canonical_name(parts.config, name)}"
-        size = getattr(stored.get(key), "size", None)
-        if size is None or tuple(size) != tuple(weight.shape):
-            raise CheckpointError(f"{checkpoint}: {key} is {size or 'missing'}, this model needs {list(weight.shape)}")
+    for name, weight in weights:
+        key = f"model.{name}"
         if key in tensors:
             copies.append((key, weight.detach()))
         else:
@@ -97,7 +112,7 @@ def optimizer_steps(engine: Engine) -> float:
     return float(engine.updates)
 
 
-def _check_adapters(checkpoint: Path, stored: dict[str, Any] | None, lora: LoraConfig | None) -> None:
+def check_adapters(checkpoint: Path, stored: dict[str, Any] | None, lora: LoraConfig | None) -> None:
     """Raises CheckpointError where the adapters of the checkpoint are not those of this run."""
     wanted = None if lora is None else to_mapping(lora)
     # Dropout and the rate of B may change; the rest decides shapes and what the weights mean.
@@ -195,7 +210,7 @@ class Checkpointer:
         sync_directory(str(target))
         write_durably(str(self.folder / LATEST), target.name.encode())
         if best:
-            write_durably(str(self.folder / "best"), target.name.encode())
+            write_durably(str(self.folder / BEST), target.name.encode())
         self._prune()
 
     def _prune(self) -> None:
@@ -203,7 +218,7 @@ class Checkpointer:
         whole = sorted(path for path in self.folder.glob("step_*") if STEP_FOLDER.fullmatch(path.name))
         named = {
             pointer.read_text(encoding="utf-8").strip()
-            for pointer in (self.folder / LATEST, self.folder / "best")
+            for pointer in (self.folder / LATEST, self.folder / BEST)
             if pointer.is_file()
         }
         for path in whole[: -self.keep]:
@@ -217,19 +232,14 @@ class Checkpointer:
         Raises CheckpointError naming the first tensor that is missing or has another shape. A collective.
         """
         state = read_state(checkpoint)
-        stored = read_index(checkpoint).state_dict_metadata
-        _check_adapters(checkpoint, state.get("lora"), engine.model.lora)
+        check_adapters(checkpoint, state.get("lora"), engine.model.lora)
         if not weights_only:
             fill_optimizer_state(engine, float(state["optimizer_steps"]))
+        wanted = [(name, tensor) for name, tensor, _ in named_state(engine, optimizer=not weights_only)]
+        check_tensors(checkpoint, ((name, tuple(tensor.shape)) for name, tensor in wanted))
         tensors: dict[str, Tensor] = {}
         second_copies = []
-        for name, tensor, _ in named_state(engine, optimizer=not weights_only):
-            size = getattr(stored.get(name), "size", None)
-            if size is None or tuple(size) != tuple(tensor.shape):
-                found = "missing" if size is None else f"{list(size)}"
-                raise CheckpointError(
-                    f"{checkpoint}: {name} is {found}, this model needs {list(tensor.shape)}; is `model` the same?"
-                )
+        for name, tensor in wanted:
             if name in tensors:
                 second_copies.append((name, tensor))
             else:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from mmdata.indexed.durable import disk_faults
 from mmdata_train.batch import Batch
+from mmdata_train.beginning import settle
 from mmdata_train.checkpoint import Checkpointer
 from mmdata_train.config import TrainConfig, TrainingConfig
 from mmdata_train.config_checks import check_run
@@ -37,7 +38,7 @@ from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.parity import Curve
 from mmdata_train.proof import prove, reference_if_needed
-from mmdata_train.run_folder import RUN_CHECKPOINTS, latest_checkpoint, read_state
+from mmdata_train.run_folder import RUN_CHECKPOINTS
 from mmdata_train.sampler import ParallelSampler
 from mmdata_train.session import model_config, open_engine
 from mmdata_train.slices import TENSOR_AXIS
@@ -107,11 +108,10 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     Called once by the process that starts the ranks, so that the user reads one message instead of one from each.
     Raises ConfigError, DataError, ModelError, CheckpointError and what prepare_data raises.
     """
-    found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
-    state = read_state(found) if found is not None else None
-    check_run(model_config(config), config.parallel, config.train, config.data.seq_length, world_size)
+    begun = settle(config)
+    check_run(begun.model, config.parallel, config.train, config.data.seq_length, world_size)
     make_output(config)
-    return open_data(with_shards(config), None if state is None else state["data"])[1]
+    return open_data(with_shards(config), None if begun.state is None else begun.state["data"])[1]
 
 
 def _log(config: TrainConfig, steps: int, first: bool) -> RunLog:
@@ -157,17 +157,15 @@ def finetune(config: TrainConfig) -> RunSummary:
     Raises ConfigError, DataError, ModelError, AdapterError, CheckpointError, StepError, MemoryExhaustedError,
     RankError, OutputError, and ParityError before the first step where the layout does not train like one process.
     """
-    found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
-    state = read_state(found) if found is not None else None
-    # Before raw files are converted, which may take hours: the model, its targets, the adapter to start from.
-    model_config(config)
+    # Before raw files are converted, which may take hours: model, targets, the adapter or checkpoint to start from.
+    begun = settle(config)
     make_output(config)
-    prepared = with_shards(config)
+    prepared = with_shards(begun.config)
     reference = reference_if_needed(prepared)
     device = pick_device()
     with joined_ranks(device.type, config.parallel.timeout_minutes), explained(prepared) as watched:
         mesh = _proved_mesh(prepared, device, reference)
-        return _run(prepared, found, state, mesh, as_given=dump_yaml(config), watched=watched)
+        return _run(prepared, begun.found, begun.state, mesh, as_given=dump_yaml(config), watched=watched)
 
 
 def _proved_mesh(config: TrainConfig, device: torch.device, reference: Curve | None) -> Mesh:

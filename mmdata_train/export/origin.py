@@ -28,7 +28,8 @@ KEY = "origin"
 class Origin:
     """source: the Hugging Face folder training began from, None for a shape. config, generation_config: its files' JSON
     at that time. tokenizer: path, or NAME:FILE. chat_templates: those of the shards, each once, in their order. lora:
-    the adapter trained. other_base: in words, the adapter's base where it is not the source.
+    the adapter trained. other_base: in words, the adapter's base where it is not the source. start_from: the checkpoint
+    training began from.
     """
 
     model: ModelConfig
@@ -41,6 +42,7 @@ class Origin:
     layout: str = ""
     lora: LoraConfig | None = None
     other_base: str | None = None
+    start_from: str | None = None
 
     @property
     def added_tokens(self) -> tuple[int, ...]:
@@ -82,6 +84,7 @@ def origin_of_run(
         "chat_templates": tuple(dict.fromkeys(m.chat_template for m in manifests if m.chat_template)),
         "layout": layout,
         "other_base": _other_base(config),
+        "start_from": None if config.start_from is None else str(config.start_from.resolve()),
     }
     if isinstance(config.model, ModelConfig):
         return Origin(tokenizer=_absolute(tokenizer), **facts)
