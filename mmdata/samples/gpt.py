@@ -40,7 +40,8 @@ class GPTSamples(Reopened):
     a document is then no target. cache_dir: where the index is kept and shared between processes; None builds it in
     memory. engine: numba or numpy, which give the same.
 
-    Raises EmptySplitError, SampleOptionError, ShardsDifferError, and what opening a shard raises.
+    Raises EmptySplitError, SampleOptionError, ShardsDifferError, what opening a shard raises, and DocumentIndexError or
+    SequenceLengthError when its index is damaged.
     """
 
     ds: Any
@@ -83,6 +84,7 @@ class GPTSamples(Reopened):
         }
 
     def _build(self) -> Built:
+        self.group.check_indices()
         lengths = self.group.lengths
         tokens = int(lengths[self._range.start : self._range.stop].sum(dtype=np.int64))
         try:

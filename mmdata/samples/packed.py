@@ -36,7 +36,8 @@ class PackedSamples(Reopened):
     split, subset: of the documents, by Megatron's rule; None is everything. cache_dir: where the bins are kept.
 
     Raises PackingError when a document is longer than seq_length, EmptySplitError when there is none to pack,
-    SampleOptionError, ShardsDifferError, and what opening a shard raises.
+    SampleOptionError, ShardsDifferError, what opening a shard raises, and DocumentIndexError or SequenceLengthError
+    when its index is damaged.
     """
 
     ds: Any
@@ -70,6 +71,7 @@ class PackedSamples(Reopened):
         }
 
     def _build(self) -> Arrays:
+        self.group.check_indices()
         lengths = self._document_lengths()
         filled = np.flatnonzero(lengths)
         if not len(filled):
