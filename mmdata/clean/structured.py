@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 
 import orjson
 
@@ -22,6 +23,9 @@ Cleaned = Callable[[str, str], str]
 """(text, label) -> text; label: the key the text stands under, such as `phone: `, else empty."""
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?', re.DOTALL)
+_WHOLE_FLOAT = re.compile(r"-?[0-9]{1,40}\.0+|-?[0-9](?:\.[0-9]{1,20})?[eE]\+?[0-9]{1,2}")
+"""Numbers that may be an integer written as a float, as languages do in which every number is one."""
+_EXPONENT = re.compile(r"[0-9][eE]\+?[0-9]")
 _COLON = re.compile(r"[ \t\r\n]*:")
 _BLANK = " \t\r\n"
 
@@ -44,10 +48,10 @@ def clean_json(text: str, on_string: Cleaned, on_number: Cleaned | None = None) 
     """JSON text with `on_string` applied to each decoded string and `on_number` to each number as it is written.
 
     A number that changes becomes a string. Keys that differ and would become alike get `#2`, `#3`, ... behind them, so
-    that none overwrites another. The text must be JSON (see `is_json`).
+    that none overwrites another, leaving out what another key is called. The text must be JSON (see `is_json`).
     """
     pieces: list[str] = []
-    names: dict[str, dict[str, int]] = {}  # cleaned key -> the keys it stands for, numbered from 1
+    names = _Names(text)
     position, label = 0, ""
     for match in _TOKEN.finditer(text):
         token = match.group()
@@ -56,7 +60,7 @@ def clean_json(text: str, on_string: Cleaned, on_number: Cleaned | None = None) 
             written = token if new == token else json.dumps(new, ensure_ascii=False)
         elif _COLON.match(text, match.end()):
             key = _decoded(token)
-            written = _encoded(token, key, _unlike(names, key, on_string(key, "")))
+            written = _encoded(token, key, names.name(key, on_string(key, "")))
             label = f"{key}: "
         else:
             value = _decoded(token)
@@ -80,12 +84,21 @@ def mask_text(text: str, options: PiiOptions, found: Counter[str], kinds: int = 
     def mask(value: str, key: str) -> str:
         return mask_text(value, options, found, kinds, key)
 
-    return clean_json(text, mask, mask)
+    def mask_number(token: str, key: str) -> str:
+        masked = mask(token, key)
+        if masked != token or not _WHOLE_FLOAT.fullmatch(token):
+            return masked
+        value = Decimal(token)
+        whole = str(int(value)) if value == int(value) else token  # at most 100 digits, as the expression says
+        treated = mask_pii(whole, options, found, -1, key)
+        return token if treated == whole else treated
+
+    return clean_json(text, mask, mask_number)
 
 
 def may_hide(text: str) -> bool:
-    """Whether the text may be JSON with escapes, in which the measuring pass overlooks personal data."""
-    return text[:1] in "{[ \n\t\r" and "\\" in text
+    """Whether the text may be JSON with escapes or exponents, in which the measuring pass overlooks personal data."""
+    return text[:1] in "{[ \n\t\r" and ("\\" in text or _EXPONENT.search(text) is not None)
 
 
 def _decoded(token: str) -> str:
@@ -97,11 +110,35 @@ def _encoded(token: str, old: str, new: str) -> str:
     return token if new == old else json.dumps(new, ensure_ascii="\\u" in token)
 
 
-def _unlike(names: dict[str, dict[str, int]], key: str, new: str) -> str:
-    """`new`, made unlike what other keys became."""
-    known = names.setdefault(new, {})
-    number = known.setdefault(key, len(known) + 1)
-    return new if number == 1 else f"{new}#{number}"
+class _Names:
+    """What the keys of one JSON text are called after cleaning: no two alike that were unlike before."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found: dict[str, str] = {}
+        self._used: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._written: set[str] | None = None
+
+    def name(self, key: str, new: str) -> str:
+        """The name of `key`, which cleaning made `new`."""
+        found = self._found.get(key)
+        if found is None:
+            found = self._unlike(new) if new in self._used else new
+            self._found[key] = found
+            self._used.add(found)
+        return found
+
+    def _unlike(self, new: str) -> str:
+        if self._written is None:  # what stands there literally may come later and stay as it is
+            matches = _TOKEN.finditer(self._text)
+            keys = (m.group() for m in matches if m.group()[0] == '"' and _COLON.match(self._text, m.end()))
+            self._written = {_decoded(key) for key in keys}
+        number = self._numbers.get(new, 2)
+        while f"{new}#{number}" in self._written or f"{new}#{number}" in self._used:
+            number += 1
+        self._numbers[new] = number + 1
+        return f"{new}#{number}"
 
 
 def _refuse(name: str) -> float:

@@ -55,6 +55,62 @@ def test_json_inside_a_string_of_json_stays_json() -> None:
     assert found == {"mobile": 1, "email": 1}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected", "hits"),
+    [
+        (f'{{"phone": {PHONE}.0}}', '{"phone": "<手机号>"}', 1),
+        (f'[{PHONE}.000, 1.5, {PHONE}.5]', f'["<手机号>", 1.5, {PHONE}.5]', 1),
+        ('{"phone": 1.3812345678E10}', '{"phone": "<手机号>"}', 1),
+        ('{"phone": 1.3812345678e+10, "n": 1e5}', '{"phone": "<手机号>", "n": 1e5}', 1),
+        ('{"a": 1.38123456785e10, "b": 1e99, "c": 2.0, "d": -0.0, "e": 1E-7}', None, 0),
+        ('{"card": 4111111111111111.0}', '{"card": "<银行卡号>"}', 1),
+        (f'{{"e": {"9" * 30}.0, "f": 1.{"31" * 20}e10}}', None, 0),
+    ],
+)  # fmt: skip
+def test_numbers_of_people_written_as_floats_are_found(text: str, expected: str | None, hits: int) -> None:
+    assert masked(text)[0] == (expected or text)
+    assert sum(masked(text)[1].values()) == hits
+    (kept,) = Cleaner("auto").clean_documents([_call(text)]).kept
+    assert kept.parts[1].text == (expected or text)
+
+
+def test_a_float_of_any_length_is_looked_at() -> None:
+    for number in ("9" * 5000 + ".0", "1." + "1" * 5000 + "e10", "1e99", "-" + "1" * 40 + "." + "0" * 5000):
+        assert masked(f"[{number}, {PHONE}.0]")[0] == f'[{number}, "<手机号>"]'
+
+
+def test_counted_numbers_are_counted_once_and_hashes_of_a_number_do_not_depend_on_how_it_is_written() -> None:
+    found: Counter[str] = Counter()
+    text = f"[{PHONE}, {PHONE}.0, 1.3812345678E10]"
+    assert mask_text(text, PiiOptions({"mobile": "count"}), found) == text
+    assert found == {"mobile": 3}
+    hashed = json.loads(mask_text(text, PiiOptions({"mobile": "hash"}, key=b"k"), Counter()))
+    assert len(set(hashed)) == 1 and hashed[0].startswith("<手机号:")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '{"13812345678": 1, "13912345678": 2, "<手机号>#2": 3}',
+            '{"<手机号>": 1, "<手机号>#3": 2, "<手机号>#2": 3}',
+        ),
+        (
+            '{"<手机号>#3": 0, "13812345678": 1, "13912345678": 2, "x": {"\\u003c手机号>#2": 3, "13712345678": 4}}',
+            '{"<手机号>#3": 0, "<手机号>": 1, "<手机号>#4": 2, "x": {"\\u003c手机号>#2": 3, "<手机号>#5": 4}}',
+        ),
+        ('{"13812345678": 1, "<手机号>": 2}', '{"<手机号>": 1, "<手机号>#2": 2}'),
+        (
+            '{"13812345678#2": 1, "13812345678": 2, "13912345678": 3}',
+            '{"<手机号>#2": 1, "<手机号>": 2, "<手机号>#3": 3}',
+        ),
+    ],
+)
+def test_a_numbered_key_is_none_that_stands_there_already(text: str, expected: str) -> None:
+    assert masked(text)[0] == expected
+    assert len(json.loads(text)) == len(json.loads(masked(text)[0]))
+
+
 def test_keys_that_become_alike_stay_apart() -> None:
     text, _ = masked('{"13812345678": 1, "13912345678": 2, "x": {"13812345678": 3}}')
     assert text == '{"<手机号>": 1, "<手机号>#2": 2, "x": {"<手机号>": 3}}'
