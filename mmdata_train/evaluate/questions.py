@@ -16,7 +16,7 @@ from typing import Any
 
 from mmdata_train.errors import EvaluationError
 from mmdata_train.evaluate.words import Language, language_of
-from mmdata_train.generation.items import read_records
+from mmdata_train.generation.items import not_utf8, read_records
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SPLIT_SUFFIX = re.compile(r"[_-](val|dev|test|train)$")
@@ -96,24 +96,49 @@ def read_questions(path: str | Path) -> list[Question]:
 def _questions(file: Path) -> Iterator[Question]:
     records = _rows(file) if file.suffix == ".csv" else read_records(file)
     stem = _SPLIT_SUFFIX.sub("", file.name.split(".")[0])
-    count = 0
+    seen: dict[tuple[str, str], int] = {}
     for line, record in records:
-        count += 1
-        yield _question(str(file), line, {str(key).strip().lower(): value for key, value in record.items()}, stem)
-    if not count:
+        made = _question(str(file), line, {str(key).strip().lower(): value for key, value in record.items()}, stem)
+        first = seen.setdefault((made.subject, made.id), line)
+        if first != line:
+            raise EvaluationError(
+                f"{file}:{line}: the id {made.id!r} stands in line {first} already; give each question its own id, or"
+                " take the repeated one out"
+            )
+        yield made
+    if not seen:
         raise EvaluationError(f"{file}: holds no question")
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    start = 1
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream, strict=True)
+            # Asked for the header apart from the rows, so that the line where a broken row starts is known.
+            if reader.fieldnames is not None:
+                start = reader.line_num + 1
             for record in reader:
                 if None in record or None in record.values():
                     raise EvaluationError(f"{file}:{reader.line_num}: the row does not have the header's columns")
                 yield reader.line_num, record
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise EvaluationError(f"{file}: not a CSV file in UTF-8: {error}") from None
+                start = reader.line_num + 1
+    except UnicodeDecodeError:
+        raise not_utf8(file, file.read_bytes()) from None
+    except csv.Error as error:
+        raise _broken_row(file, start, str(error)) from None
+    except OSError as error:
+        raise EvaluationError(f"{file}: cannot be read: {error.strerror or error}") from None
+
+
+def _broken_row(file: Path, line: int, reason: str) -> EvaluationError:
+    """The row that starts in `line` is no CSV. An open quote swallows lines until the next one, or all of them."""
+    if "unexpected end" in reason or "field larger" in reason or "expected after" in reason:
+        return EvaluationError(
+            f"{file}:{line}: a quote (\") that opens in the row starting here is not closed before the row's end"
+            f" ({reason}); close it, and write a quote inside a quoted field twice"
+        )
+    return EvaluationError(f"{file}:{line}: the row starting here is not CSV: {reason}")
 
 
 def _wanted(path: str, line: int, record: Mapping[str, Any], missing: str, remedy: str = "") -> EvaluationError:
@@ -136,6 +161,12 @@ def _question(path: str, line: int, record: Mapping[str, Any], subject: str) -> 
         raise _wanted(path, line, record, "options")
     if len(options) < 2:
         raise EvaluationError(f"{path}:{line}: {len(options)} options that are not empty; a choice has two or more")
+    same = next(((a, b) for b in range(len(options)) for a in range(b) if options[a] == options[b]), None)
+    if same is not None:
+        raise EvaluationError(
+            f"{path}:{line}: the options {LETTERS[same[0]]} and {LETTERS[same[1]]} are the same ({options[same[0]]!r}),"
+            " so no answer can be told right; correct one of them, or take the question out"
+        )
     if "answer" not in record:
         raise _wanted(path, line, record, "`answer`", " (test splits without answers cannot be scored here)")
     name = record.get("id", record.get(""))

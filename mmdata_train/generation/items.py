@@ -61,6 +61,14 @@ class Item:
         return "\n".join(str(message["content"]) for message in self.messages)
 
 
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def read_records(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line from 1, record) of a JSON lines file, also .gz; blank lines are passed over. Raises EvaluationError."""
     try:
@@ -72,12 +80,31 @@ def read_records(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 try:
                     record = orjson.loads(line)
                 except orjson.JSONDecodeError as error:
+                    if not _is_utf8(line):
+                        raise not_utf8(path, line, f"{path}:{number}") from None
                     raise EvaluationError(f"{path}:{number}: not JSON: {error}") from None
                 if not isinstance(record, dict):
                     raise EvaluationError(f"{path}:{number}: holds a {type(record).__name__}, not an object")
                 yield number, record
     except OSError as error:
         raise EvaluationError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def not_utf8(path: str | Path, data: bytes, place: str = "") -> EvaluationError:
+    """The error for bytes of a file that are no UTF-8: what they seem to be, and how to convert them.
+
+    place: FILE:LINE where it is known; of a file in another encoding no line is worth looking at.
+    """
+    encoding = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "GB18030"
+    try:
+        if encoding == "GB18030":  # a line of UTF-16 need not end at a whole character
+            data.decode(encoding)
+    except UnicodeDecodeError:
+        return EvaluationError(f"{place or path}: not UTF-8; save the file as UTF-8")
+    return EvaluationError(
+        f"{place or path}: not UTF-8 but, it seems, {encoding}; convert the file:"
+        f" iconv -f {encoding} -t UTF-8 {path} > NEW_FILE"
+    )
 
 
 def source_of(record: Mapping[str, Any], path: str) -> str:

@@ -159,6 +159,11 @@ def test_c_eval_cmmlu_and_own_layouts_are_read(tmp_path: Path) -> None:
         (",text,A,B,answer\n0,q,x,y,A\n", r"no `question` here; there are \(a column without a name\), text, a, b"),
         ("id,question,A,B,answer\n0,q,x,y\n", "does not have the header's columns"),
         ("id,question,A,B,answer\n", "holds no question"),
+        ('id,question,A,B,answer\n0,q,x,y,A\n1,"open,x,y,A\n2,q,x,y,A\n', r"law\.csv:3: a quote .* opens in the row"),
+        ('id,question,A,B,answer\n0,"open,x,y,A\n1,"q",x,y,A\n', r"law\.csv:2: a quote .* is not closed"),
+        ('"id,question,A,B,answer\n0,q,x,y,A\n', r"law\.csv:1: a quote"),
+        ("id,question,A,B,answer\n7,q,x,y,A\n8,r,x,y,A\n7,s,x,y,A\n", r"csv:4: the id '7' stands in line 2 already"),
+        ("id,question,A,B,C,answer\n0,q,x,y, x,A\n", r"csv:2: the options A and C are the same \('x'\)"),
     ],
 )
 def test_broken_questions_are_named_with_their_line(tmp_path: Path, text: str, words: str) -> None:
@@ -166,6 +171,31 @@ def test_broken_questions_are_named_with_their_line(tmp_path: Path, text: str, w
     file.write_text(text, encoding="utf-8")
     with pytest.raises(EvaluationError, match=words):
         read_questions(file)
+
+
+def test_ids_may_repeat_in_other_files_and_subjects(tmp_path: Path) -> None:
+    (tmp_path / "law.csv").write_text(CEVAL, encoding="utf-8")
+    (tmp_path / "medicine.csv").write_text(CMMLU, encoding="utf-8")
+    own = [{"id": 1, "question": "?", "options": ["x", "y"], "answer": 0, "subject": name} for name in ("a", "b")]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(r) + "\n" for r in own), encoding="utf-8")
+    assert [q.id for q in read_questions(tmp_path)] == ["0", "1", "0", "1", "1"]
+
+
+@pytest.mark.parametrize("encoding", ["GB18030", "UTF-16"])
+@pytest.mark.parametrize("name", ["law.csv", "law.jsonl"])
+def test_files_in_another_encoding_are_named_with_the_command_that_converts_them(
+    tmp_path: Path, name: str, encoding: str
+) -> None:
+    text = CEVAL if name == "law.csv" else json.dumps({"question": "第一题"}, ensure_ascii=False) + "\n"
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(EvaluationError, match=f"not UTF-8 but, it seems, {encoding}.*iconv -f {encoding} -t UTF-8 "):
+        read_questions(tmp_path / name)
+
+
+def test_bytes_of_no_known_encoding_are_said_to_be_no_utf8(tmp_path: Path) -> None:
+    (tmp_path / "law.csv").write_bytes(CEVAL.encode() + b"\xff\xff")
+    with pytest.raises(EvaluationError, match=r"law\.csv: not UTF-8; save the file as UTF-8"):
+        read_questions(tmp_path)
 
 
 def test_prompts_have_header_shots_and_the_question(tmp_path: Path) -> None:
