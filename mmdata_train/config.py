@@ -231,8 +231,8 @@ class TrainConfig:
     """One run. `model` is a Hugging Face folder (its weights are the start) or a shape (random weights).
 
     start_from: a checkpoint of this engine, or a run's folder for its newest one, whose weights are the start instead;
-    optimizer, place and random state begin anew at step 0. A run found in the output folder goes before it. With lora_rank, weights of a full run are the
-    frozen base, and adapters of a LoRA run are where the adapters start.
+    optimizer, place and random state begin anew at step 0. A run found in the output folder goes before it. With
+    lora_rank, weights of a full run are the frozen base, and adapters of a LoRA run are where the adapters start.
 
     lora_rank above 0 trains low-rank adapters and nothing else; the other lora_ fields are LoraConfig's.
     lora_from: a PEFT adapter folder to start from; lora_merge_first adds it to the frozen base and starts new adapters.
