@@ -13,7 +13,7 @@ import click
 from mmdata.errors import MMDataError
 from mmdata_train.compare.cli import compare_command
 from mmdata_train.config import load_config
-from mmdata_train.console import start_logging
+from mmdata_train.console import shown_logging
 from mmdata_train.data.cli import data_command
 from mmdata_train.errors import exit_code_of
 from mmdata_train.evaluate.cli import evaluate_command
@@ -68,7 +68,7 @@ def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, allow_ran
 
     flags = ([NO_PARITY] if no_parity else []) + (["train.allow_random=true"] if allow_random else [])
     settings = load_config(config, [*overrides, *flags])
-    start_logging()
+    click.get_current_context().with_resource(shown_logging())
     count = ranks.ranks_here(settings)
     if count > 1 and not ranks.under_launcher():
         run.check_before_ranks(settings, count)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mmdata_train.console import start_logging
+from mmdata_train.console import shown_logging
 
 _SUITE = ("training", "overlap", "batch_rows", "seed", "output", "allow_contamination", "overwrite")
 _MODEL = ("adapter", "tokenizer", "chat_template", "precision", "system")
@@ -65,7 +65,7 @@ def evaluate_command(as_json: bool, **options: Any) -> None:
     from mmdata_train.evaluate.flags import ranks_wanted
 
     suite = flags_of(options).to_suite()
-    start_logging()
+    click.get_current_context().with_resource(shown_logging())
     count = ranks_wanted(suite)
     if count > 1 and "RANK" not in os.environ:
         from mmdata_train.ranks import start_ranks

@@ -86,6 +86,10 @@ class SetEntry:
         unknown = sorted(set(self.metrics) - set(METRICS))
         if unknown:
             raise ConfigError(f"metric {unknown[0]!r} is unknown; there are {', '.join(METRICS)}")
+        if not self.metrics or len(set(self.metrics)) != len(self.metrics):
+            raise ConfigError(
+                f"metrics is {', '.join(self.metrics) or 'empty'}; name each wanted one once, of {', '.join(METRICS)}"
+            )
         if self.shots and self.shots_from is None:
             raise ConfigError("shots needs shots_from: the file or folder the examples come from")
         if self.kind == "perplexity" and (self.shots or self.chat):

@@ -43,13 +43,19 @@ def named_by(item: Item) -> Iterator[None]:
 
 def text_prompt(model: LoadedModel, text: str, begin: Begin = "auto") -> Prompt:
     """A text to go on with. begin: `auto` puts before it what Hugging Face's tokenizer would; `always` the model's
-    begin token; an empty text always has one. Raises GenerationError where `always` finds none.
+    begin token; an empty text has one save with `never`. Raises GenerationError where `always` finds none, and for an
+    empty text with `never`.
     """
     ids = tuple(model.tokenizer.encode_batch([text]).tokens.tolist()) if text else ()
+    if begin == "never":
+        if not ids:
+            raise GenerationError(
+                "an empty prompt without a begin token leaves no token to start from; give a prompt, or leave out"
+                " --bos never"
+            )
+        return Prompt(ids)
     if not ids:
         return Prompt(model.alone())
-    if begin == "never":
-        return Prompt(ids)
     if begin == "always" and not model.begin:
         declared = declared_ids(model.source, "bos_token_id")
         if not declared:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from click.testing import CliRunner
 from evaluation_sets import qa_file
 
 from mmdata_train.cli import main
-from mmdata_train.errors import EvaluationError
+from mmdata_train.console import shown_logging
+from mmdata_train.errors import ConfigError, EvaluationError
+from mmdata_train.evaluate.cli import flags_of
 from mmdata_train.evaluate.run import evaluate
 from mmdata_train.evaluate.suite import ModelEntry, SetEntry, Suite
 
@@ -122,3 +125,28 @@ def test_whatever_ends_the_first_rank_reaches_the_others_at_once(two: RankPool) 
     assert two.run(fails_on_first_rank, "ours") == ["EvaluationError: bad item"] * 2
     assert two.run(fails_on_first_rank, "foreign") == ["KeyError: 'left'", "RankError: rank 0 failed: KeyError: 'left'"]
     assert two.run(fails_on_first_rank, "end") == ["SystemExit: 3", "RankError: rank 0 failed: SystemExit: 3"]
+
+
+def test_each_line_is_shown_once_whatever_a_library_hangs_on_the_root_logger(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger, other = logging.getLogger("mmdata_train"), logging.StreamHandler()
+    before = logger.level, logger.propagate, list(logger.handlers)
+    for _ in range(2):
+        with shown_logging():
+            logging.getLogger().addHandler(other)
+            try:
+                logging.getLogger("mmdata_train.evaluate").info("law: 3 of 7")
+            finally:
+                logging.getLogger().removeHandler(other)
+        assert capsys.readouterr().err == "law: 3 of 7\n"
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+@pytest.mark.parametrize("metrics", ["bleu,bleu", "f1,bleu, f1"])
+def test_metrics_named_twice_are_refused(metrics: str) -> None:
+    given = {"answers": ("a.jsonl",), "metrics": metrics}
+    with pytest.raises(ConfigError, match=r"metrics is .*; name each wanted one once, of bleu, rouge, exact, f1"):
+        flags_of(given).to_suite()
+    with pytest.raises(ConfigError, match="metrics is empty"):
+        SetEntry(kind="answers", path="a.jsonl", metrics=())

@@ -249,6 +249,7 @@ def test_the_command_answers_prompts_and_files_and_refuses_what_does_not_fit(sha
         ([model], "give --prompt TEXT", 2),
         ([model, "--prompt", "internationalization", "--tokenizer", other], "the tokenizer is another model's", 1),
         ([model, "--prompt", "x", "--system", "y"], "add --chat", 2),
+        ([model, "--prompt", "", "--bos", "never"], "leaves no token to start from; give a prompt, or leave out", 1),
         ([model, "--prompts", str(file), "-o", ""], "-o is empty; give the file", 2),
         ([str(tmp_path), "--prompt", "x"], "is no model: looked for config.json", 1),
         ([model, "--prompt", "x", "--chat"], "brings no chat template", 1),
