@@ -74,11 +74,15 @@ def parsers_for(values: dict[str, Any]) -> dict[str, Any]:
     """Parsers of other than text records: the group of commands says in its context who makes them by format."""
     make = click.get_current_context().meta.get(PARSER)
     made: dict[str, Any] = {}
-    for name, target in (("format", "parser"), ("against_format", "against_parser")):
-        if values.get(name, "text") != "text":
+    formats = {name: values[name] for name in ("format", "against_format") if name in values}
+    if formats.get("against_format", "") is None:
+        is_text = make is None or values["against_keys"] != "text"  # keys that were named are those of text records
+        made["against_format"] = formats["against_format"] = "text" if is_text else "auto"
+    for name, format_name in formats.items():
+        if format_name != "text":
             if make is None:
-                raise UsageError(f"--{name.replace('_', '-')} {values[name]}: only text records can be read here")
-            made[target] = partial(make, values[name])
+                raise UsageError(f"--{name.replace('_', '-')} {format_name}: only text records can be read here")
+            made[name.replace("format", "parser")] = partial(make, format_name)
     return made
 
 
@@ -121,7 +125,9 @@ def dedup_command(
 @click.option("--shortest", type=int, default=8, show_default=True, help="Items of fewer words are not checked.")
 @click.option("--min-grams", type=int, default=1, show_default=True, help="Distinct n-grams that make a record leave.")
 @click.option("--report-only", is_flag=True, help="Write every record; only count and report.")
-@click.option("--against-format", default="text", show_default=True, help="Format of the evaluation records.")
+@click.option(
+    "--against-format", show_default="auto; text with --against-keys", help="Format of the evaluation records."
+)
 @click.option("--against-keys", default="text", show_default=True, help="Keys with evaluation text.")
 @reading_options
 @run_options

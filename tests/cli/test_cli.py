@@ -190,3 +190,25 @@ def test_dedup_and_sample_read_conversations(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["dropped"] == 1
     kept = (tmp_path / "unique.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     assert [json.loads(line) for line in kept] == [json.loads(line) for line in lines[1:]]
+
+
+def test_decontaminate_recognises_the_format_of_evaluation_records(tmp_path: Path) -> None:
+    secret = " ".join(f"word{n}" for n in range(20))
+    train = [{"text": f"before {secret} after"}, {"text": "nothing of the kind " * 5}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in train), encoding="utf-8")
+    evaluations: dict[str, dict[str, object]] = {
+        "alpaca": {"instruction": "Say it.", "input": "", "output": secret},
+        "messages": {"messages": [{"role": "user", "content": secret}, {"role": "assistant", "content": "yes"}]},
+        "text": {"text": secret},
+    }
+    for name, record in evaluations.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+        command = ("decontaminate", "train.jsonl", "--against", f"{name}.jsonl", "-o", f"{name}_out.jsonl")
+        done = run(*command, "--json", "--quiet", "--workers", "1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr.decode()
+        assert json.loads(done.stdout)["contaminated"] == 1
+    command = ("decontaminate", "train.jsonl", "--against", "alpaca.jsonl", "-o", "keys_out.jsonl", "--json", "--quiet")
+    done = run(*command, "--against-keys", "output", "--workers", "1", cwd=tmp_path)
+    assert json.loads(done.stdout)["contaminated"] == 1, "keys that are named are those of text records"
+    done = run(*command, "--against-format", "text", "--workers", "1", cwd=tmp_path)
+    assert done.returncode != 0 and b"unreadable evaluation record" in done.stderr
