@@ -65,7 +65,7 @@ class Plan:
         p = self.params
         buffers = _size(self.memory + FIXED_RAM)
         described = [
-            f"documents: about {self.documents:,}, {_size(self.text_bytes)} of text",
+            f"documents: {self.documents:,} guessed from the input, {_size(self.text_bytes)} of text",
             f"memory: {_size(self.ram)} ({RAM_BYTES} bytes a document plus buffers of {buffers})",
             f"scratch: {_size(self.scratch)} ({self.scratch_per_document} bytes a document) plus a spool of at most "
             f"{_size(self.spool)}",

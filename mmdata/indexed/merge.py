@@ -160,12 +160,21 @@ def _check_templates(parts: list[_Part]) -> None:
             rendered.setdefault(manifest.chat_template, (part.prefix, manifest))
     if len(rendered) > 1:
         (first, known), (second, other) = list(rendered.values())[:2]
-        names = [f"--chat-template {manifest.options.get('chat_template')}" for manifest in (known, other)]
+        names = [_template_name(manifest) for manifest in (known, other)]
         raise ManifestMismatchError(
             f"its conversations were rendered by another chat template ({names[1]}) than those of {first} ({names[0]})",
             path=second,
             remedy="convert both with one template, or keep them apart and name both under data.train",
         )
+
+
+def _template_name(manifest: Manifest) -> str:
+    """How it was asked for, its hash and how it begins: `auto` alone may be any."""
+    text = manifest.chat_template or ""
+    asked = manifest.options.get("chat_template")
+    words = [] if asked is None else [f"--chat-template {asked}"]
+    digest = xxhash.xxh3_64_hexdigest(text.encode())[:8]
+    return ", ".join([*words, f"xxh3 {digest}", repr(" ".join(text.split())[:40])])
 
 
 def common_dtype(dtypes: list[np.dtype[Any]], names: list[str]) -> np.dtype[Any]:

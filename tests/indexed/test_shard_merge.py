@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,20 @@ def test_differing_options_stand_side_by_side(tmp_path: Path) -> None:
     assert merged.counts == {"drop": {"short": 2}, "read": 2}
 
 
+def test_two_templates_asked_for_by_the_same_word_are_told_apart(tmp_path: Path) -> None:
+    parts = [full_shard(tmp_path / name, [[11]]) for name in "ab"]
+    for part, template in zip(
+        parts, ("{{ same beginning of " + "a" * 60 + end for end in ("x }}", "y }}")), strict=True
+    ):
+        manifest = read_manifest(str(part))
+        assert manifest is not None
+        write_manifest(str(part), replace(manifest, chat_template=template, options={"chat_template": "auto"}))
+    with pytest.raises(errors.ManifestMismatchError) as caught:
+        merge_shards(parts, tmp_path / "both")
+    hashes = re.findall(r"--chat-template auto, xxh3 ([0-9a-f]{8}), '\{\{ same beginning", str(caught.value))
+    assert len(hashes) == 2 and hashes[0] != hashes[1]
+
+
 def test_plain_text_joins_conversations_of_one_template_and_two_templates_are_refused(tmp_path: Path) -> None:
     parts = [full_shard(tmp_path / name, [[11]]) for name in "abcd"]
     for part, template in zip(parts, (None, "{{ qwen }}", "{{ qwen }}", "{{ llama }}"), strict=True):
@@ -160,7 +175,8 @@ def test_plain_text_joins_conversations_of_one_template_and_two_templates_are_re
     with pytest.raises(errors.ManifestMismatchError) as caught:
         merge_shards(parts, tmp_path / "both")
     said = str(caught.value)
-    assert str(parts[3]) in said and f"(--chat-template llama) than those of {parts[1]} (--chat-template qwen)" in said
+    assert f"{parts[3]}: " in said and f" than those of {parts[1]} (--chat-template qwen, xxh3 " in said
+    assert "(--chat-template llama, xxh3 " in said and "'{{ qwen }}'" in said and "'{{ llama }}'" in said
     assert not any(path.name.startswith("both") for path in tmp_path.iterdir())
 
 
