@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from jinja2 import TemplateError
 
 import mmdata
 from mmdata.chat.sandbox import ChatEnvironment
-from mmdata.chat.templates import load_template, template_variables
+from mmdata.chat.templates import BUILT_IN, load_template, template_variables
 from mmdata.errors import ChatError, TokenizerNotFoundError
 from mmdata_train.errors import ExportError
 
@@ -64,15 +65,16 @@ def write_tokenizer(
     """Copy the tokenizer's files and settle the template.
 
     where: the tokenizer's path. fingerprint: of the one training used. templates: those of the training shards.
-    choice: `auto`, `tokenizer` (its own, whatever training used) or a file. Raises ExportError where the tokenizer is
-    another one now or shards disagree on the template, TokenizerError.
+    choice: `auto`, `tokenizer` (its own, whatever training used), a built-in's name or a file. Raises ExportError where
+    the tokenizer is another one now or shards disagree on the template, ChatTemplateError for a choice that is none,
+    TokenizerError.
     """
     made = ChatFiles()
-    trained = _choose(templates, choice)
     if where is None:
         made.notices.append("no tokenizer is known, so none was written; give it with --tokenizer")
     else:
         _copy(folder, where, fingerprint, made)
+    trained = _choose(templates, choice, made.tokenizer)
     own = None if made.tokenizer is None else _own_template(made.tokenizer)
     made.template = own if trained is None else trained
     if trained is not None and trained != own:
@@ -124,16 +126,21 @@ def describe_tokenizer(folder: Path, made: ChatFiles) -> None:
     made.notices.append(f"the tokenizer has no {SETTINGS}; a small one was written, so that the new tokens' rows load")
 
 
-def _choose(templates: Sequence[str], choice: str) -> str | None:
+def _choose(templates: Sequence[str], choice: str, tokenizer: Any) -> str | None:
     """The template the export is used with, None for the tokenizer's own."""
     if choice == "tokenizer":
         return None
+    if choice != "auto" and tokenizer is not None:
+        return load_template(choice, tokenizer).source
+    if choice in BUILT_IN:
+        return files("mmdata.chat").joinpath("templates", f"{BUILT_IN[choice]}.jinja").read_text(encoding="utf-8")
     if choice != "auto":
         try:
             return Path(choice).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(
-                f"--chat-template {choice} cannot be read: {error}; give auto, tokenizer or a file"
+                f"--chat-template {choice} cannot be read: {error}; give auto, tokenizer, a file, or a built-in's name:"
+                f" {', '.join(BUILT_IN)}"
             ) from None
     if len(templates) > 1:
         starts = "; ".join(repr(template[:60]) for template in templates)

@@ -20,7 +20,12 @@ from mmdata_train.export.sizes import parse_bytes
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Largest weights file, such as 500MB.")
 @click.option("--base", help="The base model's folder, in place of the one training recorded.")
 @click.option("--tokenizer", help="The tokenizer, in place of the one training recorded.")
-@click.option("--chat-template", default="auto", show_default=True, help="auto (training's), tokenizer, or a file.")
+@click.option(
+    "--chat-template",
+    default="auto",
+    show_default=True,
+    help="auto (training's), tokenizer, a built-in's name or a file.",
+)
 @click.option("--serve", type=click.Choice(["ollama"]), help="Add a Modelfile with the same template and stops.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in the output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON on stdout.")

@@ -15,7 +15,8 @@ Target = Literal["hf", "peft", "merged"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
     """dtype: `auto` (the source's), `fp32`, `bf16` or `fp16`. max_shard_bytes: of one weights file. base, tokenizer: in
-    place of those the checkpoint names. chat_template: `auto`, `tokenizer` or a file. serve: `ollama` or None.
+    place of those the checkpoint names. chat_template: `auto`, `tokenizer`, a built-in's name or a file. serve:
+    `ollama` or None.
     """
 
     to: Target

@@ -124,7 +124,7 @@ def read_items(path: str | Path, keys: Keys = Keys(), *, need: Sequence[str] = (
         given = {"prompt": bool(item.messages), "reference": bool(item.references), "answer": item.answer is not None}
         for name in need:
             if not given[name]:
-                raise EvaluationError(f"{path}:{line}: no {name}: {_looked_for(name, keys)}")
+                raise EvaluationError(f"{path}:{line}: no {name}: {_looked_for(name, keys, record)}")
         if item.id in seen:
             raise EvaluationError(f"{path}:{line}: the id {item.id!r} stands in line {seen[item.id]} already")
         seen[item.id] = line
@@ -134,11 +134,27 @@ def read_items(path: str | Path, keys: Keys = Keys(), *, need: Sequence[str] = (
     return items
 
 
-def _looked_for(name: str, keys: Keys) -> str:
+def _looked_for(name: str, keys: Keys, record: Mapping[str, Any]) -> str:
+    """What is wrong with the field that is there, else the names that were looked for."""
     chosen = getattr(keys, name)
     usual = {"prompt": PROMPT_KEYS, "reference": REFERENCE_KEYS, "answer": ANSWER_KEYS}[name]
     names = [chosen] if chosen else list(usual)
+    there = next((field for field in names if field in record), None)
+    if there is not None:
+        wanted = "a text, or a list of texts" if name == "reference" else "a text"
+        return f'{there} is {_kind(record[there])}; it must be {wanted}, in quotation marks ("" where it is empty)'
     return f"no text in {', '.join(names)}; rename the field (`evaluate` also takes its name as --{name}-key)"
+
+
+def _kind(value: Any) -> str:
+    """A JSON value in words; of numbers and the like the value too."""
+    if isinstance(value, list):
+        return "an empty list" if not value else "a list"
+    if isinstance(value, dict):
+        return "an object"
+    if value is None:
+        return "null"
+    return f"{'true or false' if isinstance(value, bool) else 'a number'} ({orjson.dumps(value).decode()})"
 
 
 def _item(path: str, line: int, record: dict[str, Any], keys: Keys) -> Item:

@@ -122,6 +122,26 @@ def test_items_are_read_in_the_usual_shapes(tmp_path: Path) -> None:
         read_items(file)
 
 
+@pytest.mark.parametrize(
+    ("record", "need", "words"),
+    [
+        ({"prediction": None}, "answer", r"prediction is null; it must be a text, in quotation marks"),
+        ({"prediction": 42}, "answer", r"prediction is a number \(42\); it must be a text"),
+        ({"completion": True}, "answer", r"completion is true or false \(true\); it must be a text"),
+        ({"generated": ["a"]}, "answer", "generated is a list; it must be a text"),
+        ({"prompt": {"text": "a"}}, "prompt", "prompt is an object; it must be a text"),
+        ({"references": []}, "reference", "references is an empty list; it must be a text, or a list of texts"),
+        ({"predicted": "a"}, "answer", "no text in prediction, generated, completion; rename the field"),
+    ],
+)
+def test_field_of_another_type_is_named_with_its_type(
+    tmp_path: Path, record: dict[str, object], need: str, words: str
+) -> None:
+    (tmp_path / "qa.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    with pytest.raises(EvaluationError, match=rf"qa\.jsonl:1: no {need}: {words}"):
+        read_items(tmp_path / "qa.jsonl", need=(need,))
+
+
 CEVAL = 'id,question,A,B,C,D,answer,explanation\n0,"下列,哪项？",甲,乙,丙,丁,C,因为\n1,第二题,1,2,3,4,A,\n'
 CMMLU = ",Question,A,B,C,D,Answer\n0,第一题,甲,乙,丙,丁,D\n"
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner  # noqa: E402
 from export_models import CHATML, SIZES, VOCAB, save_checkpoint, write_tokenizer  # noqa: E402
 
 import mmdata  # noqa: E402
-from mmdata.errors import DiskFullError, OutputExistsError  # noqa: E402
+from mmdata.errors import ChatTemplateError, DiskFullError, OutputExistsError  # noqa: E402
 from mmdata_train.cli import main  # noqa: E402
 from mmdata_train.config import TrainConfig  # noqa: E402
 from mmdata_train.config_io import build  # noqa: E402
@@ -171,6 +171,20 @@ def test_shards_with_several_templates_need_a_choice(sources: dict[str, Path], o
         export(tmp_path / "merged", tmp_path / "out")
     (tmp_path / "chosen.jinja").write_text(CHATML, encoding="utf-8")
     export(tmp_path / "checkpoints", tmp_path / "out", chat_template=str(tmp_path / "chosen.jinja"))
+
+
+def test_template_may_be_a_built_in_or_a_file_as_generate_takes_them(checkpoint: Path, tmp_path: Path) -> None:
+    result = export(checkpoint, tmp_path / "llama3", chat_template="llama3")
+    built_in = (tmp_path / "llama3" / "chat_template.jinja").read_text(encoding="utf-8")
+    assert result.chat_template_differs and "<|start_header_id|>" in built_in
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "llama3").chat_template == built_in
+    file = tmp_path / "chat_template.json"
+    file.write_text(json.dumps({"chat_template": built_in}), encoding="utf-8")
+    export(checkpoint, tmp_path / "json", chat_template=str(file))
+    assert (tmp_path / "json" / "chat_template.jinja").read_text(encoding="utf-8") == built_in
+    with pytest.raises(ChatTemplateError, match=r"--chat-template chatlm: no such file and no built-in; did you mean"):
+        export(checkpoint, tmp_path / "none", chat_template="chatlm")
+    assert not (tmp_path / "none").exists()
 
 
 def test_tokenizer_changed_since_training_is_refused(sources: dict[str, Path], one: RankPool, tmp_path: Path) -> None:
