@@ -24,7 +24,7 @@ from mmdata.errors import MMDataError, UsageError
 from mmdata.indexed.durable import disk_faults
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_io import dump_yaml
-from mmdata_train.console import start_logging
+from mmdata_train.console import shown_logging
 from mmdata_train.errors import CommandLineError, LayoutError, exit_code_of
 from mmdata_train.megatron_page import help_text, markdown
 from mmdata_train.megatron_run import Prepared, make_ready, prepare
@@ -121,11 +121,11 @@ def main(arguments: Sequence[str]) -> int:
             with disk_faults(str(folder)):
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / YAML).write_text(dump_yaml(prepared.config), encoding="utf-8")
-        start_logging()
-        if world > 1 and not running:
-            start(prepared, world)
-        else:
-            train(prepared)
+        with shown_logging():
+            if world > 1 and not running:
+                start(prepared, world)
+            else:
+                train(prepared)
     except MMDataError as error:
         return complain(error)
     return 0
