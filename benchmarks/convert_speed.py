@@ -42,7 +42,7 @@ def run(source: Path, tokenizer: Path, prefix: Path, workers: int, extra: list[s
 
     def sample() -> None:
         nonlocal peak
-        while not done.wait(0.1):
+        while not done.wait(1.0):  # reading the maps of a process takes its memory lock: more often slows it
             peak = max(peak, tree_pss(process.pid))
 
     sampler = threading.Thread(target=sample)
