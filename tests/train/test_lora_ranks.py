@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from rank_meshes import shallow  # noqa: E402
 
-from mmdata_train.checkpoint import Checkpointer, _check_adapters  # noqa: E402
+from mmdata_train.checkpoint import Checkpointer, check_adapters  # noqa: E402
 from mmdata_train.checkpoint_format import read_index  # noqa: E402
 from mmdata_train.config_io import to_mapping  # noqa: E402
 from mmdata_train.errors import CheckpointError, RankError  # noqa: E402
@@ -258,7 +258,7 @@ def test_checkpoint_of_other_adapters_is_refused_by_the_setting(
 def test_checkpoint_of_other_new_tokens_is_refused(ids: list[int], refused: bool, tmp_path: Path) -> None:
     stored = {**to_mapping(LORAS["tokens"]), "added_ids": ids}
     with pytest.raises(CheckpointError, match="set the lora_ fields") if refused else contextlib.nullcontext():
-        _check_adapters(tmp_path, stored, LORAS["tokens"])
+        check_adapters(tmp_path, stored, LORAS["tokens"])
 
 
 def dropped(cell: Cell, shape: Shape) -> Curve:
