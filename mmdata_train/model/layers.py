@@ -41,9 +41,7 @@ class Attention(nn.Module):
         self.q_norm = build_norm(config, size) if config.qk_norm else None
         self.k_norm = build_norm(config, size) if config.qk_norm else None
 
-    def forward(
-        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
         """x [batch, length, hidden] -> the same shape; mask as `attend` takes it, None for causal."""
         query = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
         key = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
@@ -107,9 +105,7 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config)
         self.dropout = config.dropout
 
-    def forward(
-        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
         """x [batch, length, hidden] -> the same shape."""
         # By name: tensor plans describe the layout of each positional argument.
         x = x + self._drop(self.attention(self.attention_norm(x), rotary, mask, cache=cache))
