@@ -225,6 +225,8 @@ def measure(name: str, cores: int, job: Job, megabytes: float) -> dict[str, Any]
     chosen = sorted(os.sched_getaffinity(0))[:cores]
     # One thread a worker for everybody; rayon and BLAS would otherwise count the machine's cores.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": str(cores)}
+    # An installed package has its bytecode; without this a checkout would be compiled at every start.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if name == "megatron":
         environment["TOKENIZERS_PARALLELISM"] = "false"
     start, peak = time.perf_counter(), 0.0

@@ -156,7 +156,7 @@ def _question(path: str, line: int, record: Mapping[str, Any], subject: str) -> 
     text = record["question"]
     if not isinstance(text, str) or not text.strip():
         raise EvaluationError(f"{path}:{line}: the question is {text!r}; it must be a text")
-    options = _options(record)
+    options = _options(record, f"{path}:{line}")
     if not options and not {"a", "options", "choices"} & set(record):
         raise _wanted(path, line, record, "options")
     if len(options) < 2:
@@ -176,17 +176,20 @@ def _question(path: str, line: int, record: Mapping[str, Any], subject: str) -> 
     )  # fmt: skip
 
 
-def _options(record: Mapping[str, Any]) -> tuple[str, ...]:
+def _options(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """The texts of the options. Raises EvaluationError where one is empty and a later one is not: it would be lost."""
     given = record.get("options", record.get("choices"))
     if isinstance(given, list):
         return tuple(str(item).strip() for item in given)
     source = {str(key).lower(): value for key, value in given.items()} if isinstance(given, dict) else record
-    found = []
-    for letter in LETTERS.lower():
-        if source.get(letter) in (None, ""):
-            break
-        found.append(str(source[letter]).strip())
-    return tuple(found)
+    texts = ["" if source.get(letter) is None else str(source[letter]).strip() for letter in LETTERS.lower()]
+    count = texts.index("") if "" in texts else len(texts)
+    later = next((letter for letter, text in zip(LETTERS[count:], texts[count:], strict=True) if text), None)
+    if later is not None:
+        raise EvaluationError(
+            f"{where}: option {LETTERS[count]} is empty but {later} is not; give every option up to the last a text"
+        )
+    return tuple(texts[:count])
 
 
 def _answer(path: str, line: int, value: Any, count: int) -> int:

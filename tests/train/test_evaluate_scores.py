@@ -168,6 +168,7 @@ def test_c_eval_cmmlu_and_own_layouts_are_read(tmp_path: Path) -> None:
         ("id,question,A,B,answer\n0,q,x,y,C\n", "the answer is 'C'"),
         ("id,question,A,B,answer\n0,,x,y,A\n", "the question is ''; it must be a text"),
         ("id,question,A,answer\n0,q,x,A\n", "1 options that are not empty"),
+        ("id,question,A,B,C,D,answer\n0,q,x,y,,z,A\n", "option C is empty but D is not"),
         (
             "id,Question,A,B\n0,q,x,y\n",
             r"csv:2: no `answer` here; there are id, question, a, b; wanted are question",
