@@ -29,10 +29,7 @@ def check_inputs(suite: Suite) -> None:
     for chosen in suite.sets.values():
         _check_set(chosen)
     for source in suite.training:
-        for file in raw_inputs(source):
-            _first_record(file)
-        if not raw_inputs(source):
-            _open_shards(source)
+        _check_corpus(source)
 
 
 def _check_set(entry: SetEntry) -> None:
@@ -44,11 +41,8 @@ def _check_set(entry: SetEntry) -> None:
         read_questions(entry.path)
         if entry.shots_from is not None:
             read_questions(Path(entry.shots_from))
-    elif raw := raw_inputs(entry.path):
-        for file in raw:
-            _first_record(file)
     else:
-        _open_shards(entry.path)
+        _check_corpus(entry.path)
 
 
 def _first_record(file: str) -> None:
@@ -56,6 +50,11 @@ def _first_record(file: str) -> None:
         raise EvaluationError(f"{file}: holds no record")
 
 
-def _open_shards(path: str) -> None:
-    for prefix in resolve(path).shards:
-        IndexedDataset(prefix)
+def _check_corpus(path: str) -> None:
+    """Texts by their first record, shards by their index."""
+    raw = raw_inputs(path)
+    for file in raw:
+        _first_record(file)
+    if not raw:
+        for prefix in resolve(path).shards:
+            IndexedDataset(prefix)
