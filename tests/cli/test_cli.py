@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
-import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from byte_tokenizer import write_byte_tokenizer
 
 from mmdata.cli import COMMANDS, group
 
@@ -29,13 +28,7 @@ def run(*arguments: object, cwd: Path, stdin: bytes = b"") -> subprocess.Complet
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False)
-    tokenizer.train_from_iterator(["a small corpus"], trainer)
-    (folder / "tok").mkdir()
-    tokenizer.save(str(folder / "tok" / "tokenizer.json"))
+    write_byte_tokenizer(folder / "tok")
     lines = [json.dumps({"text": f"document {number} 第{number}条"}, ensure_ascii=False) for number in range(30)]
     (folder / "a.jsonl").write_text("\n".join(lines) + "\nbad\n", encoding="utf-8")
     return folder

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from byte_tokenizer import write_byte_tokenizer
 
 from mmdata.cli import COMMANDS, main
 
@@ -62,13 +61,7 @@ WRONG_VALUES = [
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("codes")
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False)
-    tokenizer.train_from_iterator(["a small corpus"], trainer)
-    (folder / "tok").mkdir()
-    tokenizer.save(str(folder / "tok" / "tokenizer.json"))
+    write_byte_tokenizer(folder / "tok")
     words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
     lines = [json.dumps({"text": f"第{number}条 {words} {number}"}, ensure_ascii=False) for number in range(8)]
     lines.append(json.dumps({"text": "a record that shares nothing with the evaluation item, so that one is left"}))
