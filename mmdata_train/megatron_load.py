@@ -23,6 +23,8 @@ from mmdata_train.run_folder import LATEST, RUN_CHECKPOINTS, STATE, STEP_FOLDER,
 
 LoadKind = Literal["huggingface", "own", "missing", "refused"]
 _TRACKER = "latest_checkpointed_iteration.txt"
+_BEGUN = (RUN_CHECKPOINTS, "from_flags.yaml", "mock")
+"""What a run that ended before its first checkpoint leaves in its output folder, one of them at least."""
 _BRIDGE = (
     "convert it to a Hugging Face folder with Megatron-Bridge (AutoBridge.export_ckpt(megatron_path, hf_path)) and give"
     " that to --load"
@@ -43,7 +45,10 @@ _CONSOLIDATED = (
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """What stands at a path. folder: the Hugging Face folder, or the checkpoint of ours. reason: why it is refused."""
+    """What stands at a path. folder: the Hugging Face folder, or the checkpoint of ours. reason: why it is refused.
+
+    missing: no folder, an empty one, or a run of ours that has saved nothing yet.
+    """
 
     kind: LoadKind
     folder: Path
@@ -67,7 +72,7 @@ def identify(path: str | Path) -> Loadable:
         return Loadable("refused", folder, foreign)
     if _is_hugging_face(folder):
         return Loadable("huggingface", folder)
-    if not any(folder.iterdir()):
+    if not any(folder.iterdir()) or any((folder / name).exists() for name in _BEGUN):
         return Loadable("missing", folder)
     return Loadable(
         "refused", folder, "neither a Hugging Face folder (config.json with model_type) nor one this engine saved"

@@ -122,8 +122,8 @@ def _load(plan: _Plan) -> None:
         plan.notices.append(f"--{flag} {path} holds no checkpoint yet: training starts from random weights")
     else:
         plan.problems.append(
-            f"--{flag} {path}: there is no such folder, or nothing in it; give a Hugging Face folder or one this engine"
-            f" saved, or leave --{flag} out to start from random weights"
+            f"--{flag} {path}: there is no such folder, or no checkpoint in it; give a Hugging Face folder or one this"
+            f" engine saved, or leave --{flag} out to start from random weights"
         )
 
 

@@ -273,6 +273,13 @@ def test_same_save_and_load_starts_afresh_and_continues_later() -> None:
     fresh = ready(line)
     assert fresh.checkpoint is None and any("random weights" in notice for notice in fresh.notices)
     assert "no such folder" in problems(f"{line} --exit-on-missing-checkpoint")[0]
+    # Killed before its first checkpoint, whatever it had made by then: begun anew, not refused as a strange folder.
+    for left in ("mock", "cache", "checkpoints/step_00000005.tmp"):
+        Path("run", left).mkdir(parents=True)
+        Path("run/config.yaml").write_text("{}", encoding="utf-8")
+        again = ready(line)
+        assert again.checkpoint is None and any("random weights" in notice for notice in again.notices)
+        assert "no checkpoint in it" in problems(f"{SMALL} --mock-data --load run --save new")[0]
     own_run(Path("run"), 5)
     assert ready(line).checkpoint is None
     only_load = ready(f"{SMALL} --mock-data --load run")
