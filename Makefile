@@ -30,7 +30,7 @@ types: .venv/dev.stamp
 unit: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Every parallel layout of up to 8 ranks against one process; hours on two cores, and it goes on where it stopped.
+# Every parallel layout of up to 8 ranks against one process; half an hour on two cores, and it goes on where it stopped.
 parity: .venv/dev.stamp
 	$(BIN)/python benchmarks/parallel_parity.py --max-ranks 8 --out out/parity.jsonl
 

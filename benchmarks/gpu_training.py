@@ -113,16 +113,15 @@ def train(config: TrainConfig) -> Record:
 def checkpoint_digest(folder: Path) -> str:
     """sha256 of every weight and moment of the last checkpoint, by name."""
     import torch
-    from torch.distributed.checkpoint.state_dict_loader import load
 
-    from mmdata_train.checkpoint_format import SafeReader, read_index
+    from mmdata_train.checkpoint_format import load_tensors, read_index
     from mmdata_train.run_folder import latest_checkpoint
 
     found = latest_checkpoint(folder)
     assert found is not None, f"no checkpoint in {folder}"
     index: dict[str, Any] = dict(read_index(found).state_dict_metadata)
     tensors = {name: torch.empty(index[name].size, dtype=index[name].properties.dtype) for name in sorted(index)}
-    load(dict(tensors), storage_reader=SafeReader(found), no_dist=True)
+    load_tensors(dict(tensors), found, no_dist=True)
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(name.encode())

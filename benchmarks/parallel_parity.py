@@ -13,7 +13,7 @@ Under torchrun the cells of exactly its ranks are run on them, also of several m
 
     torchrun --nproc-per-node 8 benchmarks/parallel_parity.py --device cuda --out out/parity.jsonl
 
---device cuda gives each rank a GPU and runs on NCCL; the default is gloo on the CPU, about an hour on two cores.
+--device cuda gives each rank a GPU and runs on NCCL; the default is gloo on the CPU, half an hour on two cores.
 --compiled adds, in the first precision named, the probes: refused cells that were found wrong somewhere, run to see
 whether they still are; and the offered cells with compiled layers. A probe's outcome is shown and never fails the run.
 --lora also adds the cells with adapters: the whole matrix with LoRA on every linear layer, and without recomputation
