@@ -9,7 +9,7 @@ end-of-document token. docs/samples.md lists where Megatron fails and this does 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +22,15 @@ from mmdata.samples import order as orders
 from mmdata.samples import part_kernels
 from mmdata.samples.cache import Built, cached, key_of
 from mmdata.samples.order import Cut, Engine
-from mmdata.samples.reopened import Reopened, opened
-from mmdata.samples.rows import Indices, Rows
-from mmdata.samples.shards import Parts, Piece, ShardGroup
+from mmdata.samples.pieces import PieceSamples, Restarts
+from mmdata.samples.reopened import opened
+from mmdata.samples.rows import Indices
+from mmdata.samples.shards import Parts, ShardGroup
 from mmdata.samples.split import Subset, split_range
 
 
 @dataclass(eq=False)
-class GPTSamples(Reopened):
+class GPTSamples(PieceSamples):
     """Samples of one shard, or of several seen as one.
 
     ds: a shard, its prefix, or several of either (their order matters). seq_length: tokens trained on in a sample.
@@ -101,6 +102,10 @@ class GPTSamples(Reopened):
         return self.reset_attention
 
     @property
+    def restarts(self) -> Restarts:
+        return Restarts(self.reset_positions, self.reset_attention, self.reset_attention)
+
+    @property
     def fingerprint(self) -> str:
         """32 hex digits over tokens, options and code version.
 
@@ -112,29 +117,8 @@ class GPTSamples(Reopened):
     def __len__(self) -> int:
         return len(self.shuffle_index)
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        return (self[index] for index in range(len(self)))
-
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        """Sample `index`: seq_length + 1 tokens (seq_length without the extra one; fewer in a partial last sample).
-
-        A copy in the shard's dtype. Raises SampleRangeError (an IndexError), CorruptSampleError.
-        """
-        parts = self.parts(np.array([self._position(index)]))
-        out = np.empty((1, int(parts[4].sum())), dtype=self.group.dtype)
-        self.group.copy(parts, out)
-        return out.reshape(-1)
-
-    def _position(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise SampleRangeError(f"sample {index} of {len(self):,}")
-        return index + len(self) if index < 0 else index
-
     def parts(self, indices: Indices, at: Indices | None = None) -> Parts:
-        """The pieces that make up these samples, int64 [6, pieces]: row, column, sequence, offset, length, opens.
-
-        Rows are `at`, or 0 .. n - 1. An index of -1 has no pieces. Raises SampleRangeError.
-        """
+        """As PieceSamples.parts: one piece for each sequence a sample takes tokens from."""
         indices = np.asarray(indices, dtype=np.int64)
         rows = np.arange(len(indices)) if at is None else at
         index = (self.shuffle_index, self.sample_index, self.document_index)
@@ -145,31 +129,6 @@ class GPTSamples(Reopened):
         arrays = (*index, self.group.lengths)
         used = part_kernels.gpt_parts(indices, rows, *arrays, self._cut.extra, parts)
         return parts[:, :used]
-
-    def fill(self, indices: Indices, out: NDArray[Any]) -> None:
-        """Copy samples into `out`, integers [n, seq_length + 1]; columns beyond a partial sample stay as they are.
-
-        Raises SampleRangeError, CorruptSampleError.
-        """
-        self.group.copy(self.parts(indices), out)
-
-    def read(self, indices: Indices, rows: Rows, at: Indices | None = None) -> None:
-        """As SampleSet.read."""
-        where = np.arange(len(indices)) if at is None else at
-        parts = self.parts(indices, where)
-        if rows.tokens is not None:
-            part_kernels.clear_rest(parts, where, rows.tokens)
-            self.group.copy(parts, rows.tokens)
-        options = (self.reset_positions, self.reset_attention, self.reset_attention)
-        part_kernels.mark_rows(parts, where, *options, rows.positions, rows.documents, rows.counted)
-        if self.group.has_spans:
-            part_kernels.clear_counted(where, rows.counted)
-            self.group.mark_spans(parts, rows.counted)
-
-    def pieces(self, index: int) -> list[Piece]:
-        """Which documents sample `index` is made of, with their origin where the shard knows it."""
-        parts = self.parts(np.array([self._position(index)]))
-        return [self.group.piece(parts, number, with_origin=True) for number in range(parts.shape[1])]
 
 
 Shards = IndexedDataset | str | Iterable[IndexedDataset | str]

@@ -21,14 +21,15 @@ from mmdata.samples.cache import Arrays, cached, key_of
 from mmdata.samples.pack import PackedBins
 from mmdata.samples.pack import pack as pack_lengths
 from mmdata.samples.permutation import shuffled
-from mmdata.samples.reopened import Reopened, opened
-from mmdata.samples.rows import Indices, Rows
-from mmdata.samples.shards import Parts, Piece, ShardGroup
+from mmdata.samples.pieces import PieceSamples, Restarts
+from mmdata.samples.reopened import opened
+from mmdata.samples.rows import Indices
+from mmdata.samples.shards import Parts, ShardGroup
 from mmdata.samples.split import Subset, split_range
 
 
 @dataclass(eq=False)
-class PackedSamples(Reopened):
+class PackedSamples(PieceSamples):
     """Packed rows of one shard, or of several seen as one.
 
     ds: a shard, its prefix, or several of either. seq_length: positions of a row, and the longest document there is.
@@ -113,6 +114,10 @@ class PackedSamples(Reopened):
         return True
 
     @property
+    def restarts(self) -> Restarts:
+        return Restarts(positions=True, documents=True, counted=True)
+
+    @property
     def fingerprint(self) -> str:
         """32 hex digits over tokens, spans, options and code version. Raises as GPTSamples.fingerprint."""
         content = {"content": self.group.fingerprint, "spans": self.group.has_spans}
@@ -134,39 +139,10 @@ class PackedSamples(Reopened):
         return result
 
     def parts(self, indices: Indices, at: Indices | None = None) -> Parts:
-        """As GPTSamples.parts: one piece for each sequence of the documents packed together."""
+        """As PieceSamples.parts: one piece for each sequence of the documents packed together."""
         bins = self.bin_of(indices)
         rows = np.arange(len(bins)) if at is None else at
         index = (self.bins.order, self.bins.starts, self.items, self.group.document_indices)
         parts = np.empty((6, part_kernels.count_packed(bins, *index)), dtype=np.int64)
         used = part_kernels.packed_parts(bins, rows, *index, self.group.lengths, parts)
         return parts[:, :used]
-
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        """The tokens of row `index` without padding, a copy. Raises SampleRangeError, CorruptSampleError."""
-        parts = self.parts(np.array([self._position(index)]))
-        out = np.empty((1, int(parts[4].sum())), dtype=self.group.dtype)
-        self.group.copy(parts, out)
-        return out.reshape(-1)
-
-    def _position(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise SampleRangeError(f"sample {index} of {len(self):,}")
-        return index + len(self) if index < 0 else index
-
-    def read(self, indices: Indices, rows: Rows, at: Indices | None = None) -> None:
-        """As SampleSet.read."""
-        where = np.arange(len(indices)) if at is None else at
-        parts = self.parts(indices, where)
-        if rows.tokens is not None:
-            part_kernels.clear_rest(parts, where, rows.tokens)
-            self.group.copy(parts, rows.tokens)
-        part_kernels.mark_rows(parts, where, True, True, True, rows.positions, rows.documents, rows.counted)
-        if self.group.has_spans:
-            part_kernels.clear_counted(where, rows.counted)
-            self.group.mark_spans(parts, rows.counted)
-
-    def pieces(self, index: int) -> list[Piece]:
-        """Which documents row `index` is made of, with their origin where the shard knows it."""
-        parts = self.parts(np.array([self._position(index)]))
-        return [self.group.piece(parts, number, with_origin=True) for number in range(parts.shape[1])]

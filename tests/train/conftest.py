@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,11 @@ def ranks() -> Iterator[RankPool]:
     """Four ranks: enough for any two axes."""
     with RankPool(4, deadline_s=150, method=START) as pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny random model of each architecture that adapters are compared on, by its name in peft_models.PEERS."""
+    from peft_models import make_folders
+
+    return make_folders(tmp_path_factory)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from peft_models import LLAMA, PEERS, POSITIONS, TOKENS, base_of, distance, make_folders, source_of, state_of  # noqa: E402
+from peft_models import LLAMA, PEERS, POSITIONS, TOKENS, base_of, distance, source_of, state_of  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
@@ -28,12 +28,6 @@ from mmdata_train.model.decoder import Decoder  # noqa: E402
 
 # The peers' own notices about each other are no concern of these tests.
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_folders(tmp_path_factory)
-
 
 NEW = AddedTokens(("x", "y", "z"), (50, 51, 52), ((1, 2), (3,), (4, 5, 6)))
 WITH_NEW = torch.cat((TOKENS[:, :9], torch.tensor([[50, 51, 52], [52, 7, 50]])), dim=1)

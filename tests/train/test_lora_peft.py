@@ -19,7 +19,6 @@ from peft_models import (  # noqa: E402
     base_of,
     distance,
     logits,
-    make_folders,
     ours,
     peer_logits,
     peft_model,
@@ -39,11 +38,6 @@ from mmdata_train.lora.start import shape_of  # noqa: E402
 
 # The peers' own notices about each other are no concern of these tests.
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_folders(tmp_path_factory)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
