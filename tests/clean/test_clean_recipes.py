@@ -142,9 +142,25 @@ def test_recipes_that_contradict_themselves_are_refused(text: str, error: type[E
 
 
 def test_one_rule_may_stand_twice_for_different_documents_and_merges_may_be_overridden() -> None:
-    parse_recipe("steps: [{words: {min: 9, languages: [zh]}}, {words: {max: 3, languages: [en]}}]")
-    parse_recipe("steps: [{words: {min: 9, action: review}}, {words: {max: 3}}]")
-    parse_recipe("steps: [{words: &base {min: 9, max: 50}}, {letter_share: {<<: *base, min: 0.1, max: 0.9}}]")
+    assert settings("{words: {min: 9, languages: [zh]}}, {words: {max: 3, languages: [en]}}") == [
+        {"min": 9.0, "languages": ["zh"]},
+        {"max": 3.0, "languages": ["en"]},
+    ]
+    assert settings("{words: {min: 9, action: review}}, {words: {max: 3}}") == [
+        {"min": 9.0, "action": "review"},
+        {"max": 3.0},
+    ]
+    assert settings("{words: &base {min: 9, max: 50}}, {letter_share: {<<: *base, min: 0.1, max: 0.9}}") == [
+        {"min": 9.0, "max": 50.0},
+        {"min": 0.1, "max": 0.9},
+    ]
+
+
+def settings(steps: str) -> list[dict[str, object]]:
+    """What each step of a recipe sets apart from its defaults."""
+    usual = {"min": None, "max": None, "languages": None, "min_words": 0, "chat": True, "action": "drop"}
+    found = parse_recipe(f"steps: [{steps}]").steps
+    return [{key: value for key, value in step.parameters.items() if value != usual[key]} for step in found]
 
 
 @pytest.mark.parametrize(
