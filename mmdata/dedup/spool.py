@@ -1,10 +1,10 @@
 """The spool: cleaned documents on disk between cleaning and encoding, readable again one by one.
 
-A frame is what one worker packed: pieces of about 128 KiB of text, each with its texts' lengths and two zstd blocks,
-the texts and everything else, so that verifying a candidate unpacks one piece and no JSON. The parent appends frames;
-`checkpoint` gives a state from which a killed run continues. Packing and unpacking run at about
-600 MB/s a core; size is about .87 (English) to .91 (Chinese) of the text, since on one core a smaller file costs more
-time than the disk gives back. Scratch: its format may change any time.
+A frame is what one worker packed: pieces of about 128 KiB of text, each with its texts' lengths, the texts as they are,
+and a zstd block of everything else, so that verifying a candidate reads its text and no JSON. The parent appends
+frames; `checkpoint` gives a state from which a killed run continues. Texts are not compressed: the fastest level of
+zstd leaves .87 (English) to .91 (Chinese) of them and costs a core more time than the disk gives back. Scratch: its
+format may change any time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LEVEL = -40
 HEAD_FIELDS = 4
 """uint64 at a frame's start: MARK, bytes of the whole frame, documents, pieces."""
 PIECE_FIELDS = 4
-"""uint64 for each piece: documents, bytes of its texts block, bytes of its records block, JSON dialect.
-A piece is the lengths of its texts in bytes (uint64 each), the texts block, the records block."""
-MARK = 0x6C6F6F70536D6D31
+"""uint64 for each piece: documents, bytes of its texts, bytes of its records block, JSON dialect.
+A piece is the lengths of its texts in bytes (uint64 each), the texts, the records block."""
+MARK = 0x6C6F6F70536D6D32
 ORJSON, JSON = 0, 1
 
 
@@ -73,9 +73,9 @@ def pack_frame(
         lengths = np.array([len(text) for text in joined], dtype="<u8")
         rows = [_row(document, parts, with_records) for document, parts in zip(piece, texts, strict=True)]
         dialect, described = _to_json(rows)
-        pair = [compressor.compress(b"".join(joined)), compressor.compress(described)]
-        table += [len(piece), len(pair[0]), len(pair[1]), dialect]
-        blocks += [lengths.tobytes(), *pair]
+        records = compressor.compress(described)
+        table += [len(piece), int(lengths.sum()), len(records), dialect]
+        blocks += [lengths.tobytes(), *joined, records]
     pieces = len(table) // PIECE_FIELDS
     size = 8 * (HEAD_FIELDS + len(table)) + sum(map(len, blocks))
     head = np.array([MARK, size, len(documents), pieces, *table], dtype="<u8")
@@ -234,7 +234,7 @@ class SpoolReader:
         return [str(text, "utf-8", "surrogatepass") for text in self.encoded_texts(numbers, limit_bytes)]
 
     def encoded_texts(self, numbers: Sequence[int], limit_bytes: int) -> list[bytes]:
-        """As `texts`, in UTF-8. Each piece they stand in is unpacked once, in file order."""
+        """As `texts`, in UTF-8; read in file order."""
         places = (np.searchsorted(self._firsts, np.asarray(numbers, dtype=np.int64), side="right") - 1).tolist()
         count, size = 0, 0
         bounds: dict[int, I64] = {}
@@ -247,13 +247,11 @@ class SpoolReader:
                 break
             count += 1
         out = [b""] * count
-        held, block = -1, b""
         for slot in sorted(range(count), key=numbers.__getitem__):
-            if places[slot] != held:
-                held = places[slot]
-                block = self._text_block(self._pieces[held])
-            local = numbers[slot] - self._pieces[held].first
-            out[slot] = block[bounds[held][local] : bounds[held][local + 1]]
+            piece, ends = self._pieces[places[slot]], bounds[places[slot]]
+            local = numbers[slot] - piece.first
+            self._file.seek(piece.offset + 8 * piece.documents + int(ends[local]))
+            out[slot] = self._file.read(int(ends[local + 1] - ends[local]))
         return out
 
     def _bounds(self, piece: _Piece) -> I64:
@@ -262,19 +260,25 @@ class SpoolReader:
         lengths = np.frombuffer(self._file.read(8 * piece.documents), dtype="<u8").astype(np.int64)
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
-    def _text_block(self, piece: _Piece) -> bytes:
-        self._file.seek(piece.offset + 8 * piece.documents)
-        return self._decompressor.decompress(self._file.read(piece.text_bytes))
-
     def _rows(self, piece: _Piece) -> list[list[Any]]:
         self._file.seek(piece.offset + 8 * piece.documents + piece.text_bytes)
-        described = self._decompressor.decompress(self._file.read(piece.record_bytes))
+        return self._described(piece, self._file.read(piece.record_bytes))
+
+    def _described(self, piece: _Piece, records: bytes | memoryview) -> list[list[Any]]:
+        described = self._decompressor.decompress(records)
         rows: list[list[Any]] = orjson.loads(described) if piece.dialect == ORJSON else json.loads(described)
         return rows
 
     def _unpack(self, piece: _Piece) -> list[Document]:
-        bounds, block = self._bounds(piece).tolist(), memoryview(self._text_block(piece))
-        return [_document(row, block[bounds[i] : bounds[i + 1]]) for i, row in enumerate(self._rows(piece))]
+        self._file.seek(piece.offset)
+        whole = memoryview(self._file.read(8 * piece.documents + piece.text_bytes + piece.record_bytes))
+        begin = 8 * piece.documents
+        lengths = np.frombuffer(whole[:begin], dtype="<u8").tolist()
+        documents = []
+        for row, length in zip(self._described(piece, whole[-piece.record_bytes :]), lengths, strict=True):
+            documents.append(_document(row, whole[begin : begin + length]))
+            begin += length
+        return documents
 
     def close(self) -> None:
         """Close the file."""
