@@ -71,7 +71,8 @@ def chat_parser(
         if parts is None:
             return parse_chat_record(record, path, input_number, line, options)
         name = record_id(record) if "id" in record else None
-        return Document(path, input_number, line, name, record, parts, None, {"chat": SIMPLE})
+        meta = {} if parts[0].role == "text" else {"chat": SIMPLE}
+        return Document(path, input_number, line, name, record, parts, None, meta)
 
     def parse_mapped(record: dict[str, Any], path: str, input_number: int, line: int) -> Document | str:
         return parse_chat_record(record, path, input_number, line, options)

@@ -338,10 +338,15 @@ _USUAL = [
     {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"},
     {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "tools": ""},
     {"messages": "text", "text": "t"},
+    {"text": "t", "id": 7},
+    {"text": "", "source": "s", "prompt": "q"},
+    {"text": 5},
+    {"text": "t", "prompt": "q", "response": "a"},
+    {"body": "t"},
 ]
 
 
-@pytest.mark.parametrize("format", ["auto", "messages", "sharegpt", "alpaca", "input-output"])
+@pytest.mark.parametrize("format", ["auto", "text", "messages", "sharegpt", "alpaca", "input-output"])
 def test_remembered_keys_and_role_orders_decide_as_the_general_way_does(format: str) -> None:
     parse = chat_parser(format)
     for _ in range(2):  # the second time what the keys mean is remembered
