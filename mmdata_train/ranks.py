@@ -20,6 +20,7 @@ from torch.distributed.run import run as run_elastic
 
 from mmdata_train.config import TrainConfig
 from mmdata_train.errors import RankError
+from mmdata_train.mesh import require_devices
 
 
 def under_launcher() -> bool:
@@ -40,8 +41,10 @@ def ranks_here(config: TrainConfig) -> int:
 def start_ranks(count: int, arguments: Sequence[str]) -> None:
     """Run `python -m mmdata_train ARGUMENTS` on `count` ranks of this machine; returns when all are done.
 
-    Raises RankError naming the rank that failed first, or the signal that ended the run.
+    Raises LayoutError for more ranks than GPUs, RankError naming the rank that failed first, or the signal that ended
+    the run.
     """
+    require_devices(count)
     # Threads of all ranks together should not outnumber the cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     # The launcher's own account of a failed rank says less than the error raised here.

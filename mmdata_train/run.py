@@ -33,7 +33,7 @@ from mmdata_train.explain import Watched, explained
 from mmdata_train.export.origin import origin_of_run
 from mmdata_train.loader import Place, StepLoader
 from mmdata_train.lora.start import holds_adapters
-from mmdata_train.mesh import Mesh, joined_ranks, pick_device
+from mmdata_train.mesh import Mesh, joined_ranks, pick_device, require_devices
 from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.parity import Curve
@@ -110,6 +110,7 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     """
     begun = settle(config)
     check_run(begun.model, config.parallel, config.train, config.data.seq_length, world_size)
+    require_devices(world_size)
     make_output(config)
     return open_data(with_shards(config), None if begun.state is None else begun.state["data"])[1]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+# The ranks of tests are processes on the CPU, whatever accelerator the machine has; set the variable to try another.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Files of tests run side by side: threads of torch and BLAS would only wait for each other, and spin while they do.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")

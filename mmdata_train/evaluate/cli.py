@@ -68,8 +68,10 @@ def evaluate_command(as_json: bool, **options: Any) -> None:
     click.get_current_context().with_resource(shown_logging())
     count = ranks_wanted(suite)
     if count > 1 and "RANK" not in os.environ:
+        from mmdata_train.mesh import require_devices
         from mmdata_train.ranks import start_ranks
 
+        require_devices(count)
         run.check_before_ranks(suite)
         return start_ranks(count, sys.argv[1:])
     found = run.evaluate(suite)

@@ -25,9 +25,11 @@ from mmdata_train.cli import main  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
 from mmdata_train.course import course_lines, course_of_rate  # noqa: E402
-from mmdata_train.errors import ConfigError  # noqa: E402
+from mmdata_train.errors import ConfigError, LayoutError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
-from mmdata_train.run import count_steps, finetune, open_data, samples_of_steps  # noqa: E402
+from mmdata_train.mesh import pick_device  # noqa: E402
+from mmdata_train.ranks import start_ranks  # noqa: E402
+from mmdata_train.run import check_before_ranks, count_steps, finetune, open_data, samples_of_steps  # noqa: E402
 from mmdata_train.run_folder import latest_checkpoint  # noqa: E402
 from mmdata_train.trainer import RunSummary  # noqa: E402
 
@@ -185,6 +187,22 @@ def test_plain_command_starts_its_own_ranks(shards: Path, tmp_path: Path) -> Non
     assert json.loads(done.stdout)["steps"] == 2
     assert "pipeline=2" in done.stderr and "step 2/2 | loss" in done.stderr
     assert "this layout equals one process within" in done.stderr, "compared before its first run"
+
+
+def test_more_ranks_than_gpus_are_refused_before_data_and_ranks(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    config = config_of(shards, tmp_path / "out", **{"parallel.pipeline": 2, "parallel.data": 1})
+    says = r"2 ranks on this machine need a GPU each, and it has 1: .*torchrun --nnodes.*CUDA_VISIBLE_DEVICES="
+    for refused in (lambda: check_before_ranks(config, 2), lambda: start_ranks(2, ["finetune"])):
+        with pytest.raises(LayoutError, match=says):
+            refused()
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("LOCAL_RANK", "1")  # started by torchrun
+    with pytest.raises(LayoutError, match=says):
+        pick_device()
 
 
 def test_check_shows_sizes_data_first_batch_and_disk(shards: Path, tmp_path: Path) -> None:
