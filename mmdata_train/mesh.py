@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from mmdata_train.config import ParallelConfig
+from mmdata_train.errors import LayoutError
 from mmdata_train.layout import ParallelLayout
 from mmdata_train.preflight import SECONDS, meet, preflight
 from mmdata_train.slices import TENSOR_AXIS
@@ -27,12 +30,25 @@ AXES = ("pipeline", "replica", "shard", TENSOR_AXIS)
 
 
 def pick_device() -> torch.device:
-    """This process's accelerator by its local rank, or the CPU."""
+    """This process's accelerator by its local rank, or the CPU. Raises LayoutError for a rank without a GPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    require_devices(max(local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def require_devices(ranks: int) -> None:
+    """Raises LayoutError when this machine has GPUs, but fewer than `ranks`: each rank takes one."""
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else ranks
+    if ranks > devices:
+        raise LayoutError(
+            f"{ranks} ranks on this machine need a GPU each, and it has {devices}: use a layout of at most {devices}"
+            " here (tensor x pipeline x data), more machines (torchrun --nnodes), or the CPU (CUDA_VISIBLE_DEVICES="
+            " before the command)"
+        )
 
 
 def start_process_group(device_type: str, timeout_minutes: float) -> bool:
@@ -74,6 +90,18 @@ def joined_ranks(device_type: str, timeout_minutes: float) -> Iterator[None]:
         yield
 
 
+def _forget_meshes() -> None:
+    """Empty torch's caches that hold meshes: their groups' threads would stay, and tensors of an equal mesh made later
+    would be given the former one.
+    """
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    _redistribute._gen_transform_infos.cache_clear()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    forget_planners = getattr(_redistribute, "clear_redistribute_planner_cache", None)
+    if forget_planners is not None:  # not every torch has them
+        forget_planners()
+
+
 @contextlib.contextmanager
 def groups_ended() -> Iterator[None]:
     """End the groups that are made inside the block; the default group and former ones stay.
@@ -90,8 +118,7 @@ def groups_ended() -> Iterator[None]:
     finally:
         for group in sorted(world.pg_map.keys() - former, key=lambda group: world.pg_names[group], reverse=True):
             dist.destroy_process_group(group)
-        # It keeps the meshes of former tensors and gives them to tensors of an equal mesh made later.
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _forget_meshes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -262,21 +264,28 @@ def test_rank_that_does_not_answer_is_named_and_nothing_hangs() -> None:
         two.run(silent_rank)
 
 
-def train_twice_in_own_groups(cell: Cell) -> tuple[list[float], list[int]]:
-    """Losses of a first step on two equal meshes, each closed behind it; groups open inside and after each."""
-    losses, opened = [], []
+def train_twice_in_own_groups(cell: Cell) -> tuple[list[float], list[int], list[bool]]:
+    """Losses of a first step on two equal meshes, each closed behind it; groups open inside and after each; whether
+    anything still holds each mesh, and with it the threads of its groups.
+    """
+    losses, opened, held = [], [], []
     for _ in range(2):
         with groups_ended():
-            engine = make_engine(cell, mesh=Mesh.make(cell.configs()[1], torch.device("cpu")))
+            place = Mesh.make(cell.configs()[1], torch.device("cpu"))
+            mesh, engine = weakref.ref(place.world), make_engine(cell, mesh=place)
             losses.append(engine.train_step(own_rows(engine, cell, 0), 0).loss)
             opened.append(len(_world.pg_map))
         opened.append(len(_world.pg_map))
-    return losses, opened
+        del engine, place
+        gc.collect()
+        held.append(mesh() is not None)
+    return losses, opened, held
 
 
 @pytest.mark.parametrize("cell", [Cell(tensor=2), Cell(pipeline=2, model="qwen3-tied")], ids=["tensor", "tied"])
 def test_groups_end_with_their_block_and_an_equal_mesh_trains_alike_after_it(cell: Cell, two: RankPool) -> None:
-    for losses, opened in two.run(train_twice_in_own_groups, cell):
+    for losses, opened, held in two.run(train_twice_in_own_groups, cell):
         assert losses[0] == losses[1] and losses[0] > 1
         assert opened[1] == opened[3] < opened[0] == opened[2]
         assert opened[0] - opened[1] >= 3, "an axis of a mesh has a group of its own"
+        assert held == [False, False]
