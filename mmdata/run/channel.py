@@ -8,8 +8,10 @@ end, so unpickling is safe.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 
 _OUT_OF_BAND_BYTES = 16 << 10
 _RAW = hasattr(os, "readv")  # POSIX: reads and writes on the descriptor itself, without multiprocessing's copies
+_PIPE_BYTES = 1 << 20  # the most that Linux grants without privileges (proc/sys/fs/pipe-max-size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,18 @@ def pack(value: object) -> Message:
 
     data = pickle.dumps(value, protocol=5, buffer_callback=keep_inside)
     return Message(data, tuple(buffers))
+
+
+def widen(pipe: Connection) -> None:
+    """Let a pipe hold a whole message where the system allows it (Linux).
+
+    Each time a pipe of the usual 64 KiB is full, both ends wait for the other's thread to get its interpreter lock.
+    """
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # the user's pipes hold as much as they may: this one stays as it is
+            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def send(connection: Connection, message: Message) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mmdata.run.channel import Message, pack, receive, send
+from mmdata.run.channel import Message, pack, receive, send, widen
 from mmdata.run.worker import STOP, THREAD_CAPS, Warm, serve
 
 _GOODBYE_S = 1.0
@@ -112,6 +112,8 @@ class Crew:
         # two one-way pipes: a two-way one is a socket pair, which costs four times the processor time
         tasks_out, tasks_in = context.Pipe(duplex=False)
         answers_out, answers_in = context.Pipe(duplex=False)
+        widen(tasks_in)
+        widen(answers_in)
         name = f"mmdata-worker-{len(self.workers)}"
         process = context.Process(target=serve, args=(tasks_out, answers_in), name=name, daemon=True)
         with _capped_threads(), _interrupts_blocked():

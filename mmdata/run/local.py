@@ -8,6 +8,7 @@ there is work, or ahead of it by `prepare`.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ MOST_WORKERS = 1024
 _BYTES_PER_WORKER = 32 << 20
 _AHEAD = 2  # items with one worker: one in work, one waiting
 _ATTEMPTS = 2
+_SWITCH_S = 0.0005  # a receiver waits that long for the interpreter while the caller works; its worker waits with it
 _POLL_S = 0.1  # Ctrl-C is noticed between polls where waiting for a lock cannot be interrupted (Windows)
 
 
@@ -162,6 +164,8 @@ class _Map:
         """keep: leave the workers running afterwards, unless something went wrong."""
         self._source = iter(items)
         finished = False
+        switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
         try:
             for worker in self._crew.workers:
                 self._tell(worker)
@@ -181,6 +185,7 @@ class _Map:
                 if not self._has_room():
                     self._progress()
         finally:
+            sys.setswitchinterval(switch_s)
             try:
                 self._leave(finished, keep)
             finally:
