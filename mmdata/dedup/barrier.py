@@ -11,7 +11,7 @@ Everything lies in one work folder; `close` deletes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, clear_scratch
+from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, Watch, clear_scratch
 from mmdata.dedup.decisions import Decisions
 from mmdata.dedup.index import DedupIndex
 from mmdata.dedup.keeper import KeeperPolicy
@@ -163,21 +163,19 @@ class Barrier:
 
     def reader(self) -> SpoolReader:
         """The spool for reading; nothing can be taken after this."""
-        self.spool.close()
-        return SpoolReader(self.spool_path)
+        with scratch_faults(self.folder):
+            self.spool.close()
+            return SpoolReader(self.spool_path)
 
-    def decide(
-        self, source_names: Sequence[str], progress: Callable[[int], None] | None = None
-    ) -> Iterator[FrameDecision]:
+    def decide(self, source_names: Sequence[str], watch: Watch | None = None) -> Iterator[FrameDecision]:
         """Decide, then yield each frame's decisions in input order, counting them into `statistics`.
 
-        source_names: the inputs' paths by number. progress: see DedupRun.decide.
+        source_names: the inputs' paths by number.
         """
-        self.spool.close()
         with scratch_faults(self.folder), self.reader() as reader:
             (self.folder / DECIDING).touch()
             source = SpoolSource(reader, self.signer)
-            self._decisions = self.run.decide(source, self.options.index, progress, self.signer.native)
+            self._decisions = self.run.decide(source, self.options.index, watch, self.signer.native)
             self.statistics.uncounted, self.statistics.compared = self.run.uncounted, self.run.compared
             yield from self._frames(reader, self._decisions, source_names)
             self.statistics.pairs = [self._pair(reader, source_names, *pair) for pair in self.statistics.sampled()]

@@ -9,7 +9,7 @@ bytes. Without a work folder everything stays in memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,6 +49,19 @@ class PinnedSource(KeyLookup, Protocol):
     def sets(self, numbers: U64) -> ShingleSets:
         """Shingle sets of index documents by number."""
         ...
+
+
+class Watch:
+    """Told what a decision is doing, by the thread that decides; whatever it raises ends the decision."""
+
+    def working(self) -> None:
+        """Comes every so often."""
+
+    def candidates(self, documents: U64) -> None:
+        """These share a key with another, or with a document of the index; numbers of the index have their top bit."""
+
+    def candidates_known(self) -> None:
+        """All candidates have been told: every other document is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,32 +152,30 @@ class DedupRun:
         self,
         source: SetSource,
         index: PinnedSource | None = None,
-        progress: Callable[[int], None] | None = None,
+        watch: Watch | None = None,
         native: bool = True,
     ) -> Decisions:
         """Decide everything added. Consumes the scratch files; call once.
 
-        source: the texts' shingle sets. index: documents that win over all of these. progress: told how many
-        documents that share a key were decided so far.
+        source: the texts' shingle sets. index: documents that win over all of these.
         """
+        watch = watch if watch is not None else Watch()
         assert self._ordered == self.total or not self.rule.ranked, "a ranking rule needs a key for each document"
-        groups, pinned = group(self._sorted_keys(), self.folder, self.memory, index)
+        groups, pinned = group(self._sorted_keys(), self.folder, self.memory, index, watch.working)
         rank_of = self._rank()
-        members = order_members(groups, pinned, self.total, rank_of, native)
+        members = order_members(groups, pinned, self.total, rank_of, native, watch.candidates)
+        watch.candidates_known()
         document_of = None if rank_of is None else _inverse(rank_of)
         del rank_of
         decisions = Decisions(self.total, self.folder)
         walker = make_walker(self.params.threshold, native, self.params.cluster and self.params.method == "minhash")
-        done = 0
         for piece in self._pieces(members, document_of, source, index):
             kept_of, similarity = walker.decide(piece)
             dropped = kept_of != -1
             # Index documents stand as negative numbers from -2 down in the walk already.
             decisions.add(piece.document[dropped], kept_of[dropped], similarity[dropped])
-            done += len(piece.document)
             del piece  # the next one is made before the name is given anew
-            if progress is not None:
-                progress(done)
+            watch.working()
         self.compared = walker.compared
         return decisions
 

@@ -76,7 +76,7 @@ class KeyLog:
 
     def drain(self, consume: bool = True) -> Iterator[tuple[U64, U64]]:
         """(numbers, keys (n, width)) in order; consume: each segment is deleted once it is read."""
-        self._close_segment()
+        self._close_segment(durable=False)
         kept, self._kept = self._kept, []
         for rows in kept:
             yield rows[:, 0], rows[:, 1:]
@@ -91,13 +91,14 @@ class KeyLog:
             if consume:
                 path.unlink()
 
-    def _close_segment(self) -> None:
+    def _close_segment(self, durable: bool = True) -> None:
         """Segments become durable when they are full, so that a checkpoint has one file to look after."""
         if self._file is not None:
             file, self._file = self._file, None
             with file:
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the segment in hand."""

@@ -128,7 +128,8 @@ class SpoolWriter:
             if found < self.bytes:
                 raise DedupStateError(f"{path}: {found} bytes, the checkpoint recorded {self.bytes}: start anew")
         self._file: BinaryIO = path.open("wb" if state is None or not path.exists() else "rb+")
-        self._file.truncate(self.bytes)
+        if self._file.seek(0, os.SEEK_END) != self.bytes:  # ext4 hurries to the disk with a file that was truncated
+            self._file.truncate(self.bytes)
         self._file.seek(self.bytes)
 
     def append(self, frame: bytes) -> None:

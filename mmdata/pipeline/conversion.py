@@ -178,7 +178,7 @@ class Conversion:
             stop = threading.Event()  # leaving waits for the hashes, which are of no use after a failure
             hashes = background.submit(hash_inputs, self._inputs, stop)
             progress = self._run.progress or SilentProgress()
-            tools = RunTools(self._executor, ledger, progress, self._run.commit_seconds)
+            tools = RunTools.of(self._executor, ledger, progress, self._run.commit_seconds)
             consumed = self._start(ledger, stop)
             try:
                 if (ledger.last() or {}).get("phase") != "publish":

@@ -1,8 +1,9 @@
 """A run with deduplication: sign everything, decide at the barrier, encode what was kept.
 
 Three phases, each resumable: `sign` reads, cleans and spools; `decide` writes the decisions to a file, frame by frame
-of the spool; `kept` encodes the kept documents of each frame. The spool and the decisions are the only state between
-them, so a killed run repeats at most the decision and a few seconds of the other two.
+of the spool; `kept` encodes the kept documents of each frame, with several workers beginning while the last phase is
+still at work (`mmdata.pipeline.ahead`). The spool and the decisions are the only state between them, so a killed run
+repeats at most the decision and a few seconds of the other two.
 """
 
 from __future__ import annotations
@@ -10,72 +11,30 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import orjson
-
-from mmdata.dedup.barrier import Barrier, BarrierOptions, FrameDecision, SignedBlock, drop_of, sign_documents
-from mmdata.dedup.index import Batch, DedupIndex, Identity
+from mmdata.dedup.barrier import Barrier, SignedBlock, sign_documents
+from mmdata.dedup.index import DedupIndex, Identity
 from mmdata.dedup.keeper import KeeperPolicy
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.signer import Signer
 from mmdata.dedup.spool import SpoolReader
-from mmdata.document import Document, Drop, Reject
+from mmdata.document import Drop, Reject
 from mmdata.errors import DedupStateError
 from mmdata.jsonl import Block, Position, read_blocks
-from mmdata.pipeline.driver import CommitClock, Consumed, DiskBytes, RunTools, Source
-from mmdata.pipeline.work import (
-    BlockResult,
-    DocumentEncoder,
-    Preparation,
-    Preparer,
-    Stages,
-    Timer,
-    describe_block,
-    in_input_order,
-    with_text,
-)
+from mmdata.pipeline.ahead import DecisionAhead
+from mmdata.pipeline.driver import Consumed, DiskBytes, RunTools, Source
+from mmdata.pipeline.frames import DedupSetup, FrameEncoder, decided_tasks, describe_frame, write_decisions
+from mmdata.pipeline.work import BlockResult, Preparation, Preparer, Stages, Timer, describe_block
 from mmdata.reading.excerpt import mask
 from mmdata.records import collector_paused
 from mmdata.report.tally import Tally
 
 MOST_THREADS = 8
 """For deciding, while the workers wait: more have little to do, since reading the spool takes as long."""
-
-
-@dataclass(slots=True, frozen=True)
-class DedupSetup:
-    """How duplicates are judged and where scratch files go. names: the inputs' paths by number.
-
-    batch: what this run adds to the index; what an earlier run of the same output added does not count.
-    """
-
-    folder: Path
-    params: DedupParams
-    memory: int
-    names: tuple[str, ...]
-    index: Path | None = None
-    batch: Batch | None = None
-
-    def options(self, threads: int) -> BarrierOptions:
-        """The barrier's options; opens the index. Raises DedupIndexError and its kin."""
-        index = None if self.index is None else DedupIndex(self.index, self.params, self.batch)
-        return BarrierOptions(KeeperPolicy(), self.memory, index, threads)
-
-    @property
-    def decisions(self) -> Path:
-        """JSON lines, one for each spool frame: `[[place, kept name, similarity], ...]` of its dropped documents."""
-        return self.folder / "decisions.jsonl"
-
-    @property
-    def spool(self) -> Path:
-        """The cleaned documents."""
-        return self.folder / "spool"
 
 
 @dataclass(slots=True)
@@ -89,14 +48,6 @@ class SignResult:
     end: Position
     consumed: int
     gb18030: int
-
-
-@dataclass(slots=True, frozen=True)
-class FrameTask:
-    """One spool frame for a worker: its number and the decisions on it."""
-
-    number: int
-    dropped: list[tuple[int, str | None, float]]
 
 
 def build_signer(plan: Preparation, params: DedupParams) -> Callable[[Block], SignResult]:
@@ -120,53 +71,13 @@ def build_signer(plan: Preparation, params: DedupParams) -> Callable[[Block], Si
     return work
 
 
-class FrameEncoder:
-    """Encodes the kept documents of spool frames; holds the spool open until `close`."""
-
-    def __init__(self, stages: Stages, setup: DedupSetup) -> None:
-        self._encode, self._params = DocumentEncoder(stages), setup.params
-        self._reader = SpoolReader(setup.spool)
-
-    def __call__(self, task: FrameTask) -> BlockResult:
-        with collector_paused():
-            return self._encoded(task)
-
-    def _encoded(self, task: FrameTask) -> BlockResult:
-        tally = Tally()
-        with Timer(tally, "spool"):
-            documents = self._reader.documents(task.number)
-        decision = _decision(task, self._reader.first_document(task.number), len(documents))
-        drops = [drop_of(_identity(documents[place]), decision, place, self._params) for place, _, _ in task.dropped]
-        drops = with_text(drops, documents)
-        tally.count_drops(drops)
-        kept = [document for document, keep in zip(documents, decision.kept.tolist(), strict=True) if keep]
-        rows, more = self._encode(kept, tally)
-        return BlockResult(rows, [], in_input_order(drops, more), tally, Position())
-
-    def close(self) -> None:
-        """Close the spool."""
-        self._reader.close()
-
-
-def _identity(document: Document) -> tuple[str, int, int, str | None]:
-    return document.path, document.input_number, document.line, document.id
-
-
 def _masked(own: str | None) -> str | None:
     """A record's id as the index may keep it: records are told apart by path and line, so nothing depends on it."""
     return None if own is None else mask(own)
 
 
-def _decision(task: FrameTask, first: int, count: int) -> FrameDecision:
-    kept_of, similarity = np.full(count, -1, np.int64), np.zeros(count)
-    names: list[str | None] = [None] * count
-    for place, name, value in task.dropped:
-        kept_of[place], similarity[place], names[place] = 0, value, name
-    return FrameDecision(task.number, first, kept_of, similarity, names)
-
-
-def sign_and_decide(source: Source, stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
-    """Phases `sign` and `decide`; afterwards the ledger says `kept` and `consumed.dedup` holds the statistics."""
+def sign_and_encode(source: Source, stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
+    """Phases `sign`, `decide` and `kept`; afterwards `consumed.dedup` holds the statistics."""
     state = tools.ledger.last()
     phase = "sign" if state is None else state["phase"]
     barrier = _open_barrier(setup, state, min(tools.executor.workers, MOST_THREADS))
@@ -174,16 +85,55 @@ def sign_and_decide(source: Source, stages: Stages, setup: DedupSetup, consumed:
         if phase == "sign":
             _sign(source, stages, setup, barrier, consumed, tools)
             source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=True)
-            tools.ledger.commit(consumed.checkpoint("decide") | {"barrier": barrier.checkpoint()})
+            tools.clock.commit_if_due(lambda: consumed.checkpoint("decide") | {"barrier": barrier.checkpoint()})
         tools.progress.stage("deciding")
+        if tools.executor.workers > 1:
+            _decide_and_encode(stages, setup, barrier, consumed, tools)
+            return
         with Timer(consumed.tally, "decide"):
-            _decide(setup, barrier)
-        consumed.dedup = barrier.statistics.to_json(list(setup.names))
-        if barrier.options.index is not None:
-            consumed.dedup["index_generation"] = barrier.options.index.generation
-        tools.ledger.commit(consumed.checkpoint("kept"))
+            write_decisions(setup, barrier)
+        _take_statistics(setup, barrier, consumed)
+        tools.clock.commit_if_due(lambda: _kept_state(setup, consumed))
     finally:
         barrier.suspend()
+    encode_kept(stages, setup, consumed, tools)
+
+
+def _decide_and_encode(
+    stages: Stages, setup: DedupSetup, barrier: Barrier, consumed: Consumed, tools: RunTools
+) -> None:
+    """Phases `decide` and `kept`, the second beginning before the first is done."""
+    with DecisionAhead(setup, barrier, tools.executor.workers) as decision:
+        results = tools.executor.map(partial(FrameEncoder, stages, setup), decision.tasks(), describe=describe_frame)
+        with contextlib.closing(results) as ordered:
+            for result in decision.whole_frames(ordered):
+                if consumed.dedup is None:
+                    consumed.tally.seconds["decide"] = consumed.tally.seconds.get("decide", 0.0) + decision.seconds
+                    _take_statistics(setup, barrier, consumed)
+                    tools.progress.stage("encoding")
+                _take_frame(result, setup, consumed, tools)
+    if consumed.dedup is None:  # a spool without frames
+        _take_statistics(setup, barrier, consumed)
+    _end_encoding(setup)
+
+
+def _take_statistics(setup: DedupSetup, barrier: Barrier, consumed: Consumed) -> None:
+    consumed.dedup = barrier.statistics.to_json(list(setup.names))
+    if barrier.options.index is not None:
+        consumed.dedup["index_generation"] = barrier.options.index.generation
+
+
+def _kept_state(setup: DedupSetup, consumed: Consumed) -> dict[str, Any]:
+    """The checkpoint of phase `kept`; what it goes on from is durable too."""
+    _make_durable(setup)
+    return consumed.checkpoint("kept")
+
+
+def _make_durable(setup: DedupSetup) -> None:
+    """Spool and decisions: not needed before the first commit behind them, and waiting for the disk costs time."""
+    for path in (setup.spool, setup.decisions):
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
 
 
 def _open_barrier(setup: DedupSetup, state: dict[str, Any] | None, threads: int) -> Barrier:
@@ -199,7 +149,7 @@ def _sign(
 ) -> None:
     tools.progress.stage("cleaning and signing")
     source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
-    disk, clock = DiskBytes(source.inputs), CommitClock(tools)
+    disk = DiskBytes(source.inputs)
     blocks = read_blocks(source.inputs, source.read, consumed.position)
     build = partial(build_signer, stages.preparation, setup.params)
     results = tools.executor.map(build, blocks, describe=describe_block)
@@ -215,47 +165,32 @@ def _sign(
                 text_bytes=result.tally.text_bytes, documents=len(result.signed.lines),
                 disk_bytes=disk.total(result.end, result.consumed),
             )  # fmt: skip
-            clock.commit_if_due(lambda: consumed.checkpoint("sign") | {"barrier": barrier.checkpoint()})
-
-
-def _decide(setup: DedupSetup, barrier: Barrier) -> None:
-    """Write the decisions file, durable when it has its name."""
-    partial_path = setup.decisions.with_suffix(".partial")
-    with partial_path.open("wb") as file:
-        for decision in barrier.decide(list(setup.names)):
-            places = np.flatnonzero(~decision.kept).tolist()
-            row = [[place, decision.kept_names[place], float(decision.similarity[place])] for place in places]
-            file.write(orjson.dumps(row) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial_path, setup.decisions)
+            tools.clock.commit_if_due(lambda: consumed.checkpoint("sign") | {"barrier": barrier.checkpoint()})
 
 
 def encode_kept(stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
     """Phase `kept`: encode what was kept from `consumed.frame` on."""
     tools.progress.stage("encoding")
-    clock = CommitClock(tools)
-    tasks = _tasks(setup, consumed.frame)
-    results = tools.executor.map(partial(FrameEncoder, stages, setup), tasks, describe=_describe_frame)
+    tasks = decided_tasks(setup, consumed.frame)
+    results = tools.executor.map(partial(FrameEncoder, stages, setup), tasks, describe=describe_frame)
     with contextlib.closing(results) as ordered:
         for result in ordered:
-            end = consumed.position
-            consumed.take(result)
-            consumed.position = end
-            consumed.frame += 1
-            tools.progress.advance(tokens=result.tally.tokens)
-            clock.commit_if_due(lambda: consumed.checkpoint("kept"))
+            _take_frame(result, setup, consumed, tools)
+    _end_encoding(setup)
 
 
-def _tasks(setup: DedupSetup, first: int) -> Iterator[FrameTask]:
-    with setup.decisions.open("rb") as file:
-        for number, line in enumerate(file):
-            if number >= first:
-                yield FrameTask(number, [(place, name, value) for place, name, value in orjson.loads(line)])
+def _take_frame(result: BlockResult, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
+    end = consumed.position
+    consumed.take(result)
+    consumed.position = end
+    consumed.frame += 1
+    tools.progress.advance(tokens=result.tally.tokens)
+    tools.clock.commit_if_due(lambda: _kept_state(setup, consumed))
 
 
-def _describe_frame(task: FrameTask) -> str:
-    return f"frame {task.number} of the deduplication spool"
+def _end_encoding(setup: DedupSetup) -> None:
+    if setup.index is not None:
+        _make_durable(setup)  # what was kept is read once more, after publication
 
 
 def add_to_index(setup: DedupSetup) -> None:
@@ -269,7 +204,7 @@ def add_to_index(setup: DedupSetup) -> None:
         return
     signer = Signer(setup.params)
     with SpoolReader(setup.spool) as reader, index.begin() as batch:
-        for task in _tasks(setup, 0):
+        for task in decided_tasks(setup, 0):
             gone = {place for place, _, _ in task.dropped}
             kept = [d for place, d in enumerate(reader.documents(task.number)) if place not in gone]
             texts = [document.text for document in kept]

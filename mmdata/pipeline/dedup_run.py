@@ -10,8 +10,9 @@ from typing import Any
 from mmdata.dedup.index import Batch, DedupIndex
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.plan import Plan
-from mmdata.pipeline.dedup import DedupSetup, add_to_index, check_generation, encode_kept, sign_and_decide
+from mmdata.pipeline.dedup import add_to_index, check_generation, encode_kept, sign_and_encode
 from mmdata.pipeline.driver import Consumed, RunTools, Source
+from mmdata.pipeline.frames import DedupSetup
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.work import Stages
 
@@ -68,8 +69,9 @@ class DedupRunner:
             size = sum(os.path.getsize(item.path) for item in source.inputs if os.path.isfile(item.path))
             packed = any(item.compression != "none" for item in source.inputs)
             self.plan(size * (COMPRESSED_GROWTH if packed else 1)).check(self.setup.folder.parent)
-            sign_and_decide(source, stages, self.setup, consumed, tools)
-        encode_kept(stages, self.setup, consumed, tools)
+            sign_and_encode(source, stages, self.setup, consumed, tools)
+        else:
+            encode_kept(stages, self.setup, consumed, tools)
 
     def add_to_index(self) -> None:
         """Put what was kept into the index, if there is one; once for each run."""

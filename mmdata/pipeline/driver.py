@@ -27,14 +27,34 @@ from mmdata.run.ledger import Ledger
 from mmdata.run.progress import Progress
 
 
+class CommitClock:
+    """Commits to the ledger when enough time has passed since the last commit, or since the run began."""
+
+    def __init__(self, ledger: Ledger, seconds: float) -> None:
+        """seconds: how much work a kill may cost, at most."""
+        self._ledger, self._seconds = ledger, seconds
+        self._next = time.monotonic() + seconds
+
+    def commit_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Commit what `state()` gives; taking it makes everything durable, so it is only taken when due."""
+        if time.monotonic() >= self._next:
+            self._ledger.commit(state())
+            self._next = time.monotonic() + self._seconds
+
+
 @dataclass(slots=True, frozen=True)
 class RunTools:
-    """What a run works with. commit_seconds: how much work a kill may cost, at most."""
+    """What a run works with."""
 
     executor: Executor
     ledger: Ledger
     progress: Progress
-    commit_seconds: float = 10.0
+    clock: CommitClock
+
+    @classmethod
+    def of(cls, executor: Executor, ledger: Ledger, progress: Progress, commit_seconds: float) -> RunTools:
+        """commit_seconds: how much work a kill may cost, at most."""
+        return cls(executor, ledger, progress, CommitClock(ledger, commit_seconds))
 
 
 @dataclass(slots=True, frozen=True)
@@ -134,7 +154,7 @@ def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: Run
     """
     tools.progress.stage("encoding")
     source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
-    disk, clock = DiskBytes(source.inputs), CommitClock(tools)
+    disk = DiskBytes(source.inputs)
     blocks = read_blocks(source.inputs, source.read, consumed.position)
     results = tools.executor.map(partial(build_encoder, stages), blocks, describe=describe_block)
     with contextlib.closing(results) as ordered:
@@ -145,22 +165,8 @@ def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: Run
                 text_bytes=result.tally.text_bytes, documents=result.tally.documents, tokens=result.tally.tokens,
                 disk_bytes=disk.total(result.end, result.consumed),
             )  # fmt: skip
-            clock.commit_if_due(lambda: consumed.checkpoint("encode"))
+            tools.clock.commit_if_due(lambda: consumed.checkpoint("encode"))
     source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=True)
-
-
-class CommitClock:
-    """Commits to the ledger when enough time has passed since the last commit."""
-
-    def __init__(self, tools: RunTools) -> None:
-        self._tools = tools
-        self._next = time.monotonic() + tools.commit_seconds
-
-    def commit_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Commit what `state()` gives; taking it makes everything durable, so it is only taken when due."""
-        if time.monotonic() >= self._next:
-            self._tools.ledger.commit(state())
-            self._next = time.monotonic() + self._tools.commit_seconds
 
 
 class DiskBytes:

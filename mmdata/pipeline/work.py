@@ -262,14 +262,14 @@ def with_text(drops: list[Drop], documents: Sequence[Document]) -> list[Drop]:
 
 
 class Timer:
-    """Adds the processor seconds of a `with` block to the tally's stage."""
+    """Adds the processor seconds of a `with` block, of the thread it runs in, to the tally's stage."""
 
     def __init__(self, tally: Tally, stage: str) -> None:
         self._tally, self._stage = tally, stage
 
     def __enter__(self) -> None:
-        self._start = time.process_time()
+        self._start = time.thread_time()
 
     def __exit__(self, *_: Any) -> None:
-        seconds = time.process_time() - self._start
+        seconds = time.thread_time() - self._start
         self._tally.seconds[self._stage] = self._tally.seconds.get(self._stage, 0.0) + seconds

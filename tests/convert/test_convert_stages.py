@@ -117,7 +117,7 @@ def test_a_run_killed_while_deciding_decides_again(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(dedup, "_decide", dying)
+        patch.setattr(dedup, "write_decisions", dying)
         with pytest.raises(Killed):
             mmdata.convert(copies, prefix, tokenizer_folder)
     mmdata.convert(copies, prefix, tokenizer_folder)

@@ -131,9 +131,8 @@ def test_a_command_killed_anywhere_goes_on_to_the_same_bytes_and_counts(
         folder = tmp_path / f"killed{step}"
         if not killed_at(step, command, folder):
             break
-        if kills % 3 == 0:
-            killed_at(5, command, folder)  # and once more
-        assert told(command(folder)) == expected, step
+        ended = kills % 3 == 0 and not killed_at(5, command, folder)  # and once more, unless there is little left to do
+        assert ended or told(command(folder)) == expected, step
         assert files(folder) == wanted, step
         kills += 1
         step += 11
