@@ -90,6 +90,17 @@ def _settle(reference: Encoder, wanted: str, fault: str | None) -> tuple[Encoder
     return reference, Verdict(False, f"{reference.name} (the fast engine was not used: {fault})")
 
 
+def recalled(engines: Engines, verdict: Verdict | None) -> tuple[Encoder, Verdict] | None:
+    """The fast engine with an earlier pass; None without one, or where that engine cannot be loaded any more."""
+    if verdict is None or engines.fast is None:
+        return None
+    encoder, _ = _load_fast(engines.fast)
+    if encoder is None or not verdict.description.startswith(f"{encoder.name} "):
+        return None
+    encoder.encode_batch(["a"])  # as the check does: the engine makes its tables at the first text
+    return encoder, verdict
+
+
 def resume(engines: Engines, verdict: Verdict) -> Encoder:
     """The engine an earlier verdict settled on."""
     if verdict.description == NoEncoder.name:

@@ -7,7 +7,6 @@ each batch. Values the user set before stay as they are. Also gives freed memory
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import sys
 
@@ -21,8 +20,10 @@ def use_one_thread() -> None:
 
 
 def release_memory() -> None:
-    """Collect garbage and, where the C library can (glibc), hand free heap pages back to the system."""
-    gc.collect()
+    """Where the C library can (glibc), hand free heap pages back to the system.
+
+    What loading leaves behind is in no cycle: looking for cycles among all that a program has imported takes 0.1 s.
+    """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
