@@ -6,7 +6,7 @@ by `config_checks`. Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,15 +15,71 @@ from mmdata_train.config_io import apply_overrides, build, load_mapping
 from mmdata_train.data_config import DataConfig
 from mmdata_train.errors import ConfigError, LayoutError
 from mmdata_train.layout import ParallelLayout
-from mmdata_train.lora.settings import LoraConfig
+from mmdata_train.limits import (
+    AT_LEAST_1,
+    CHANCE,
+    LOSS_SCALE,
+    MOST_RANKS,
+    MOST_SEQUENCES,
+    MOST_WIDTH,
+    SHARE,
+    Limit,
+    check_numbers,
+    divisors,
+)
+from mmdata_train.lora.settings import ALPHA, PLUS_RATIO, LoraConfig
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.schedules import SCHEDULES, ScheduleName
 
+_DEGREE = Limit(1, MOST_RANKS)
+_BATCH = Limit(1, MOST_SEQUENCES, hint="it counts sequences of data.seq_length tokens")
+_OFTEN = Limit(1, hint="it counts steps; null for never")
 
-def _at_least(section: str, values: dict[str, float], low: float) -> None:
-    for name, value in values.items():
-        if value < low:
-            raise ConfigError(f"{section}.{name} is {value}; it must be at least {low}")
+_PARALLEL = {
+    **dict.fromkeys(("tensor", "pipeline", "data", "context", "shard_size", "virtual_stages"), _DEGREE),
+    "timeout_minutes": Limit(0, 60 * 24 * 365, above=True, hint="10 is usual, more where a step takes longer"),
+}
+_RAMPUP = {"start": _BATCH, "increment": _BATCH, "samples": Limit(1, hint="remove batch_rampup for none")}
+_OPTIM = {
+    "lr": Limit(0, hint="such as 1e-5"),
+    "min_lr": Limit(0, hint="such as 0, or a tenth of train.lr"),
+    "warmup_steps": Limit(0, hint="0 for none"),
+    "warmup_ratio": SHARE,
+    "decay_steps": Limit(1, hint="null for all steps"),
+    "decay_ratio": SHARE,
+    "weight_decay": Limit(0, hint="0 for none, 0.01 to 0.1 are usual"),
+    "beta1": Limit(0, 1, below=True, hint="in [0, 1), 0.9 is usual"),
+    "beta2": Limit(0, 1, below=True, hint="in [0, 1), 0.95 to 0.999 are usual"),
+    "eps": Limit(0, 1, above=True, hint="1e-8 is usual; 0 would divide by zero"),
+    "clip_grad": Limit(0, hint="1 is usual, 0 turns clipping off"),
+}
+_TRAINING = _OPTIM | {
+    "micro_batch_size": _BATCH,
+    "global_batch_size": _BATCH,
+    "steps": Limit(1, hint="null for train.epochs"),
+    "epochs": Limit(0, above=True, hint="such as 1 or 0.5"),
+    "seed": Limit(0),
+    "dropout": CHANCE,
+    "initial_loss_scale": LOSS_SCALE,
+    "min_loss_scale": LOSS_SCALE,
+    "loss_scale_window": AT_LEAST_1,
+    "loss_scale_hysteresis": AT_LEAST_1,
+    "max_skipped_steps": Limit(1, hint="it counts non-finite steps in a row after which the run stops"),
+    "log_every": Limit(1, hint="it counts steps"),
+    "eval_every": _OFTEN,
+    "eval_batches": Limit(1, hint="null for all batches of each set"),
+    "early_stop_after": Limit(1, hint="it counts evaluations; null for never"),
+    "early_stop_delta": Limit(0, hint="it is in nats"),
+    "exit_after_minutes": Limit(0, hint="null for no limit of time"),
+    "peak_tflops": Limit(0, above=True, hint="null where the device is known"),
+}
+_OUTPUT = {"save_every": Limit(1, hint="it counts steps; null saves at the end only"), "keep": AT_LEAST_1}
+_ADAPTERS = {
+    "lora_rank": Limit(0, MOST_WIDTH, hint="0 or null for full fine-tuning"),
+    "lora_alpha": ALPHA,
+    "lora_dropout": CHANCE,
+    "lora_plus_ratio": PLUS_RATIO,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +108,7 @@ class ParallelConfig:
     parity_check: bool = True
 
     def __post_init__(self) -> None:
-        _at_least("parallel", {"tensor": self.tensor, "pipeline": self.pipeline, "context": self.context}, 1)
-        _at_least("parallel", {"virtual_stages": self.virtual_stages, "data": self.data or 1}, 1)
+        check_numbers(self, "parallel.", _PARALLEL)
         if self.context > 1:
             raise ConfigError(
                 f"parallel.context is {self.context}: splitting a sequence over ranks is not offered;"
@@ -100,6 +155,9 @@ class BatchRampup:
     increment: int
     samples: int
 
+    def __post_init__(self) -> None:
+        check_numbers(self, "train.batch_rampup.", _RAMPUP)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
@@ -122,14 +180,9 @@ class OptimConfig:
     clip_grad: float = 1.0
 
     def __post_init__(self) -> None:
-        floors = {"lr": self.lr, "min_lr": self.min_lr, "warmup_steps": self.warmup_steps, "eps": self.eps}
-        _at_least("train", {**floors, "weight_decay": self.weight_decay, "clip_grad": self.clip_grad}, 0)
+        check_numbers(self, "train.", self._limits())
         if self.min_lr > self.lr:
             raise ConfigError(f"train.min_lr {self.min_lr} is above train.lr {self.lr}")
-        for name in ("beta1", "beta2", "warmup_ratio", "decay_ratio"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value < 1.0:
-                raise ConfigError(f"train.{name} is {value}; it must be in [0, 1)")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ConfigError(
                 f"train.decay_steps is {self.decay_steps}, which leaves nothing after {self.warmup_steps} steps of"
@@ -137,6 +190,9 @@ class OptimConfig:
             )
         if self.warmup_ratio is not None and self.warmup_steps:
             raise ConfigError("train.warmup_steps and train.warmup_ratio are both set; remove one")
+
+    def _limits(self) -> Mapping[str, Limit]:
+        return _OPTIM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,20 +232,18 @@ class TrainingConfig(OptimConfig):
 
     def __post_init__(self) -> None:
         OptimConfig.__post_init__(self)
-        counts = ("micro_batch_size", "global_batch_size", "log_every", "loss_scale_window", "loss_scale_hysteresis")
-        _at_least("train", {name: getattr(self, name) for name in counts}, 1)
-        optional = {"steps": self.steps, "eval_every": self.eval_every, "eval_batches": self.eval_batches}
-        optional["early_stop_after"] = self.early_stop_after
-        _at_least("train", {name: value for name, value in optional.items() if value is not None}, 1)
-        _at_least("train", {"early_stop_delta": self.early_stop_delta}, 0)
-        if self.epochs is not None and self.epochs <= 0:
-            raise ConfigError(f"train.epochs is {self.epochs}; it must be above 0, such as 1 or 0.5")
         if self.early_stop_after is not None and self.eval_every is None:
             raise ConfigError("train.early_stop_after counts evaluations; set train.eval_every")
         if self.steps is not None and self.epochs is not None:
             raise ConfigError("train.steps and train.epochs are both set; the one follows from the other, remove one")
-        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"train.dropout is {self.dropout}; it is a probability in [0, 1)")
+        if self.precision == "fp16" and self.min_loss_scale > self.initial_loss_scale:
+            raise ConfigError(
+                f"train.min_loss_scale {self.min_loss_scale:g} is above train.initial_loss_scale"
+                f" {self.initial_loss_scale:g}; lower it to at most that"
+            )
+
+    def _limits(self) -> Mapping[str, Limit]:
+        return _TRAINING
 
     def micro_batches(self, data_ranks: int, global_batch: int | None = None) -> int:
         """Micro-batches of one step on each data rank. Raises ConfigError naming the batch sizes that would work."""
@@ -197,7 +251,7 @@ class TrainingConfig(OptimConfig):
         unit = self.micro_batch_size * data_ranks
         if wanted % unit:
             below, above = wanted // unit * unit, (wanted // unit + 1) * unit
-            sizes = [m for m in range(1, wanted + 1) if wanted % (m * data_ranks) == 0]
+            sizes = divisors(wanted // data_ranks)[:12] if wanted % data_ranks == 0 else []
             raise ConfigError(
                 f"train.global_batch_size {wanted} is not a multiple of micro_batch_size {self.micro_batch_size} x data"
                 f" {data_ranks} = {unit}; use {f'{below} or ' if below else ''}{above}"
@@ -223,7 +277,7 @@ class OutputConfig:
     best_by: str | None = None
 
     def __post_init__(self) -> None:
-        _at_least("output", {"keep": self.keep, "save_every": self.save_every or 1}, 1)
+        check_numbers(self, "output.", _OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,6 +312,7 @@ class TrainConfig:
     added_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_numbers(self, "", _ADAPTERS)
         if self.lora_merge_first and self.lora_from is None:
             raise ConfigError("lora_merge_first needs lora_from, the adapter folder to merge")
         if self.lora is None and self.added_tokens:

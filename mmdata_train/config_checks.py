@@ -6,13 +6,9 @@ import importlib.metadata
 
 from mmdata_train.config import ParallelConfig, TrainingConfig
 from mmdata_train.errors import ConfigError, LayoutError
+from mmdata_train.limits import divisors
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.schedules import SCHEDULES, micro_batches_fit
-
-
-def divisors(*values: int) -> list[int]:
-    """Numbers that divide all the values."""
-    return [n for n in range(1, min(values) + 1) if all(value % n == 0 for value in values)]
 
 
 def check_tensor(model: ModelConfig, parallel: ParallelConfig, seq_length: int) -> None:
@@ -123,7 +119,7 @@ def _check_rampup(model: ModelConfig, parallel: ParallelConfig, training: Traini
         raise ConfigError(
             f"train.batch_rampup.start {ramp.start} must be below global_batch_size {training.global_batch_size}"
         )
-    if ramp.increment < 1 or span % ramp.increment:
+    if span % ramp.increment:
         raise ConfigError(
             f"train.batch_rampup: from {ramp.start}, steps of {ramp.increment} do not reach global_batch_size"
             f" {training.global_batch_size}; use an increment of {', '.join(map(str, divisors(span)))}"

@@ -15,7 +15,20 @@ from mmdata.samples.entries import parse_data_path
 from mmdata.samples.mix_plan import MixOptions, Mode, WeighBy
 from mmdata.samples.split import Subset, parse_split
 from mmdata_train.errors import ConfigError
+from mmdata_train.limits import MOST_TOKENS, Limit, check_numbers
 from mmdata_train.sampler import Order, Tail
+
+_WEIGHT = Limit(0, above=True, hint="leave out an entry that is not wanted, or all weights to go by size")
+_LOADING = {
+    "workers": Limit(0, 1024, hint="they are processes of each rank; 2 is usual, 0 reads in the training process"),
+    "prefetch": Limit(1, 10_000, hint="it counts steps held in memory by each worker; 2 is usual"),
+    "verify_steps": Limit(0, hint="0 for none"),
+}
+_DATA = {
+    "seq_length": Limit(2, MOST_TOKENS, hint="such as 2048; positions are int32"),
+    "num_samples": Limit(1, hint="null for steps x global batch"),
+    "seed": Limit(0, 2**32 - 2**16 - 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +37,9 @@ class DataEntry:
 
     path: str
     weight: float | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, f"data.train: {self.path}: ", {"weight": _WEIGHT})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +62,7 @@ class LoadingConfig:
     verify_ids: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("workers", 0), ("prefetch", 1), ("verify_steps", 0)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"data.loading.{name} is {getattr(self, name)}; it must be at least {low}")
+        check_numbers(self, "data.loading.", _LOADING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +98,7 @@ class DataConfig:
     loading: LoadingConfig = LoadingConfig()
 
     def __post_init__(self) -> None:
-        if self.seq_length < 2:
-            raise ConfigError(f"data.seq_length is {self.seq_length}; it must be at least 2")
-        if self.num_samples is not None and self.num_samples < 1:
-            raise ConfigError(f"data.num_samples is {self.num_samples}; it must be at least 1, or null")
-        if not 0 <= self.seed < 2**32 - 2**16:
-            raise ConfigError(f"data.seed is {self.seed}; it must be from 0 to {2**32 - 2**16 - 1:,}")
+        check_numbers(self, "data.", _DATA)
         if self.order == "cyclic" and self.tail == "pad":
             raise ConfigError("data.order cyclic has no padded tail; use tail: drop, or order: default")
         try:

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 
 from mmdata_train.errors import ConfigError
 from mmdata_train.hf_names import sources
+from mmdata_train.limits import CHANCE, MOST_WIDTH, Limit, check_numbers
 from mmdata_train.model.config import ModelConfig
 
 ALL_LINEAR = "all-linear"
@@ -25,6 +26,15 @@ HEAD_ADDED = "head.added_rows"
 ADAPTER_NAMES = (*MATRICES, MAGNITUDE, "rows", "added_rows")
 USUAL_RANKS = range(8, 65)
 """Ranks that published recipes use; others are legal and get a notice."""
+
+ALPHA = Limit(0, above=True, hint="usual: 2 x lora_rank")
+PLUS_RATIO = Limit(0, above=True, hint="usual: 4 to 16, 1 for off")
+_LIMITS = {
+    "rank": Limit(1, MOST_WIDTH, hint="leave it out for full fine-tuning"),
+    "alpha": ALPHA,
+    "dropout": CHANCE,
+    "plus_ratio": PLUS_RATIO,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +56,7 @@ class LoraConfig:
     added_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"lora_rank is {self.rank}; it must be at least 1 (or leave it out for full fine-tuning)")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"lora_dropout is {self.dropout}; it is a probability in [0, 1)")
-        if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise ConfigError(f"lora_alpha is {self.alpha}; it must be above 0 (usual: 2 x lora_rank)")
-        if not (self.plus_ratio > 0 and math.isfinite(self.plus_ratio)):
-            raise ConfigError(f"lora_plus_ratio is {self.plus_ratio}; it must be above 0 (usual: 4 to 16, 1 for off)")
+        check_numbers(self, "lora_", _LIMITS)
         if not self.targets:
             raise ConfigError(f"lora_targets is empty; name linear layers, or use {ALL_LINEAR!r}")
 

@@ -11,8 +11,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmdata_train.errors import ModelError
+from mmdata_train.limits import CHANCE, MOST_LAYERS, MOST_WIDTH, Limit, check_numbers, divisors
 
 RopeKind = Literal["linear", "llama3", "yarn"]
+
+_WIDTH = Limit(1, MOST_WIDTH)
+_DERIVED = Limit(0, MOST_WIDTH, hint="leave it out to have it follow from the others")
+_POSITIVE = Limit(0, above=True)
+_MODEL = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "num_heads", "max_positions", "vocab_multiple"), _WIDTH),
+    **dict.fromkeys(("num_kv_heads", "head_dim", "intermediate_size"), _DERIVED),
+    "num_layers": Limit(1, MOST_LAYERS),
+    "norm_eps": Limit(0, 1, above=True, hint="1e-5 and 1e-6 are usual"),
+    "rope_theta": Limit(0, above=True, hint="10000 is usual"),
+    "sliding_window": Limit(1, hint="null for none"),
+    "dropout": CHANCE,
+    "attention_dropout": CHANCE,
+    "init_std": Limit(0, hint="0.02 is usual"),
+}
+_ROPE = {
+    "factor": Limit(1, hint="it stretches positions"),
+    "original_max_positions": _WIDTH,
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), _POSITIVE),
+    "attention_factor": Limit(0, above=True, hint="null to have it follow from factor"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +57,7 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.factor < 1.0:
-            raise ModelError(
-                f"model.rope_scaling.factor is {self.factor}; it stretches positions, so it is at least 1.0"
-            )
+        check_numbers(self, "model.rope_scaling.", _ROPE, ModelError)
         if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             low, high = self.low_freq_factor, self.high_freq_factor
             raise ModelError(f"model.rope_scaling: high_freq_factor {high} must be above low_freq_factor {low}")
@@ -79,6 +98,7 @@ class ModelConfig:
     """
 
     def __post_init__(self) -> None:
+        check_numbers(self, "model.", _MODEL, ModelError)
         defaults = {
             "num_kv_heads": self.num_kv_heads or self.num_heads,
             "head_dim": self.head_dim or self.hidden_size // max(self.num_heads, 1),
@@ -94,20 +114,12 @@ class ModelConfig:
         return -(-(plain * 2 // 3) // 64) * 64 if self.gated else plain
 
     def _check(self) -> None:
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "intermediate_size",
-        )
-        for name in (*sizes, "max_positions", "vocab_multiple"):
+        for name in ("num_kv_heads", "head_dim", "intermediate_size"):
+            # Worked out of sizes too small for it: a width below the number of heads.
             if getattr(self, name) < 1:
                 raise ModelError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
-            fits = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
+            fits = divisors(self.num_heads)
             raise ModelError(
                 f"model.num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}; use one of {fits}"
             )
@@ -115,11 +127,6 @@ class ModelConfig:
             raise ModelError(f"model.head_dim {self.head_dim} is odd; rotary positions turn pairs, so it must be even")
         if not self.positions == "rope" and self.rope_scaling is not None:
             raise ModelError("model.rope_scaling is set but model.positions is 'learned'; remove one of them")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ModelError(f"model.sliding_window is {self.sliding_window}; it must be at least 1, or null for none")
-        for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ModelError(f"model.{name} is {getattr(self, name)}; it is a probability in [0, 1)")
 
     @property
     def padded_vocab_size(self) -> int:
