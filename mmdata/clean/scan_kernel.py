@@ -1,8 +1,8 @@
 """The walk over the UTF-8 bytes of a batch: one pass that fills nearly all columns and lists the words.
 
 ASCII words are found 32 bytes at a time and hashed 8 bytes at a time; Han characters are read in runs. What is rare (a
-number that could be personal data) is only noted, for mmdata.clean.pii_kernel to look at. Parts that other kernels
-call are compiled on their own; parts marked `inlined` become part of their caller, which costs more time to compile.
+number that could be personal data) is only noted, for mmdata.clean.pii_kernel to look at. What a usual text calls for
+at every sign, run or line is `inlined`: a call hands over two dozen values and costs more than most of these parts do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def entry(table: Any, code: Any) -> Any:
     return info
 
 
-@kernel
+@inlined
 def han_run(data: Any, i: Any, line: Any, trace: Any, fill: Any, row: Any) -> Any:
     """Walk the consecutive Han and kana characters from byte i; each is a word. fill: as in scan, with the count.
 
@@ -194,7 +194,7 @@ def rest_of_word(data: Any, i: Any, size: Any, digits: Any, vowels: Any) -> Any:
     return size, digits, vowels
 
 
-@kernel
+@inlined
 def mark(data: Any, i: Any, char: Any, line: Any, trace: Any, context: Any) -> Any:
     """A space or a sign; char: (code, table entry). Returns line and trace anew, and the number of spots."""
     code, info = char
@@ -247,10 +247,11 @@ def scan(data: Any, bounds: Any, lookup: Any, fill: Any, sets: Any, row: Any) ->
         size, digits, vowels, info = 0, 0, 0, 0
         code, length = get(data, i), 1
         if code < 0x80:
-            size, digits, vowels = ascii_word(data, i)
+            info = get(table, code)
+            if info & 31 <= t.DIGIT:
+                size, digits, vowels = ascii_word(data, i)
         else:
             code, length = decode(data, i)
-        if size == 0:
             info = entry(table, code)
         kind = info & 31
         if kind <= t.MARK:

@@ -157,7 +157,14 @@ def line_end(data: Any, head: int, tail: int, table: Any, row: Any) -> None:
     row[c.TERMINAL_LINES] += (table[code & 0xFFFF] & TERMINAL) != 0
 
 
-@kernel
+@inlined
+def long_tail(data: Any, i: Any) -> Any:
+    """Do the blanks before the line feed of byte i hold a tab, or are they three spaces or more?"""
+    last, third = data[i - 1] == 9 or data[i - 2] == 9, data[i - 3] == 9 or data[i - 3] == 32
+    return last or (data[i - 2] == 32 and third)
+
+
+@inlined
 def close_line(data: Any, line: Any, place: Any, lookup: Any, sets: Any, row: Any) -> None:
     """End of a line; line: as in scan; place: (byte of the line feed, does the document end there).
 
@@ -171,7 +178,8 @@ def close_line(data: Any, line: Any, place: Any, lookup: Any, sets: Any, row: An
     if width == 0 or end:
         row[c.BLANK_RUN] = max(row[c.BLANK_RUN], state[BLANKS])
     if width:
-        row[c.TAILS] += data[i - 1] == 9 or (data[i - 1] == 32 and data[i - 2] == 32 and data[i - 3] == 32)
+        if data[i - 1] == 9 or data[i - 1] == 32:
+            row[c.TAILS] += long_tail(data, i)
         row[c.LINES] += 1
         row[c.LINE_CHARS] += width
         row[c.SHORT_LINES] += width <= (SHORT_HAN if han else SHORT_OTHER)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.clean import columns as c
-from mmdata.clean.lines import collapse_space_runs, line_starts, remove_boilerplate
+from mmdata.clean.lines import collapse_space_runs, line_starts, remove_boilerplate, strip_line_ends
 from mmdata.clean.measure import measure
 from mmdata.clean.pii import KINDS, NAMES, PiiOptions, _matches, mask_pii
 from mmdata.clean.steps import REPAIRS
@@ -65,6 +65,13 @@ WORDS = ["word   word", "a  b", "    ", "text", "，   文", "| x   y |", "中�
 def test_no_run_of_spaces_that_would_be_cut_is_overlooked(text: str) -> None:
     if collapse_space_runs(text) != text:
         assert measure([text])[0, c.SPACE_RUNS] > 0
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(["word", "，", " ", "\t", "\n", "  ", "\xa0"]), max_size=14).map("".join))
+def test_no_white_space_at_a_line_end_that_would_go_is_overlooked(text: str) -> None:
+    if strip_line_ends(text) != text:
+        assert measure([text])[0, c.TAILS] > 0
 
 
 def test_bounds_of_entropy_and_top_word_never_change_a_verdict() -> None:
