@@ -15,6 +15,7 @@ import torch
 from mmdata_train.beginning import settle
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
+from mmdata_train.counting import Done, check_supply, count_steps
 from mmdata_train.course import course_lines
 from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines
 from mmdata_train.errors import ConfigError, DataError
@@ -25,7 +26,6 @@ from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
 from mmdata_train.parity import STEPS
 from mmdata_train.proof import facts_of, known, prove_here
-from mmdata_train.run import count_steps
 
 MOST_RANKS = 8
 """Started for the comparison on a machine without GPUs; each takes about 300 MiB."""
@@ -47,7 +47,9 @@ def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
         yield f"checkpoint: {begun.config.start_from} fits; the run starts from its weights"
     run = open_run(config, world_size, as_run=True)
     samples = len(run.data.samples)
-    steps = config.train.steps or count_steps(config.train, samples)
+    done = Done.of(begun.state)
+    check_supply(config, samples, done)
+    steps = config.train.steps or count_steps(config.train, samples, done)
     yield f"data: {samples:,} samples of {config.data.seq_length:,} tokens, {steps:,} steps"
     yield from share_lines(run.data)
     yield from course_lines(config.train, run.data, steps)

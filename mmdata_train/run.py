@@ -8,7 +8,7 @@ continued.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,14 @@ from mmdata.indexed.durable import disk_faults
 from mmdata_train.batch import Batch
 from mmdata_train.beginning import settle
 from mmdata_train.checkpoint import Checkpointer
-from mmdata_train.config import TrainConfig, TrainingConfig
+from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.config_io import dump_yaml, to_mapping
+from mmdata_train.counting import Done, check_supply, count_steps, samples_of_steps
 from mmdata_train.course import course_lines
 from mmdata_train.data.open import TrainingData, open_training, open_validation, samples_for_epochs
 from mmdata_train.data.prepare import prepare_data
 from mmdata_train.data.show import model_facts, share_lines, tokenizer_path
-from mmdata_train.errors import ConfigError
 from mmdata_train.explain import Watched, explained
 from mmdata_train.export.origin import origin_of_run
 from mmdata_train.loader import Place, StepLoader
@@ -47,45 +47,24 @@ from mmdata_train.trainer import RunSummary, Trainer, ValidationSet, global_rows
 logger = logging.getLogger("mmdata_train")
 
 
-def count_steps(training: TrainingConfig, samples: int) -> int:
-    """Whole steps in so many samples, batch ramp-up included. Raises ConfigError when there is none."""
-    steps = consumed = 0
-    while training.batch_rampup is not None and consumed < training.batch_rampup.samples:
-        rows = global_rows_at(training, consumed)
-        if consumed + rows > samples:
-            break
-        steps, consumed = steps + 1, consumed + rows
-    else:
-        steps += (samples - consumed) // training.global_batch_size
-    if not steps:
-        raise ConfigError(
-            f"{samples:,} samples are fewer than one global batch of {training.global_batch_size};"
-            " lower train.global_batch_size or data.seq_length, or add data"
-        )
-    return steps
+def open_data(config: TrainConfig, state: Mapping[str, Any] | None) -> tuple[TrainingData, int]:
+    """The training mix and the number of steps: as configured, or derived from `epochs` (1 unless given).
 
-
-def samples_of_steps(training: TrainingConfig, steps: int) -> int:
-    """Samples that so many steps take, batch ramp-up included."""
-    consumed = taken = 0
-    while taken < steps and training.batch_rampup is not None and consumed < training.batch_rampup.samples:
-        consumed += global_rows_at(training, consumed)
-        taken += 1
-    return consumed + (steps - taken) * training.global_batch_size
-
-
-def open_data(config: TrainConfig, state: dict[str, Any] | None) -> tuple[TrainingData, int]:
-    """The training mix and the number of steps: as configured, or derived from `epochs` (1 unless given)."""
+    state: of the checkpoint that is continued: its samples are behind the run, the rest follows from the batch of now.
+    """
     cache = config.output.dir / "cache"
-    training = config.train
+    training, done = config.train, Done.of(state)
     if training.steps is not None:
-        wanted: int | None = samples_of_steps(training, training.steps)
+        wanted: int | None = samples_of_steps(training, training.steps, done)
     else:
         epochs = 1.0 if training.epochs is None else training.epochs
         wanted = config.data.num_samples or samples_for_epochs(config.data, epochs, cache)
-    data = open_training(config.data, wanted, cache, facts=model_facts(config), state=state)
-    steps = training.steps if training.steps is not None else count_steps(training, len(data.samples))
-    return data, steps
+    behind = None if state is None else state["data"]
+    data = open_training(config.data, wanted, cache, facts=model_facts(config), state=behind)
+    if training.steps is None:
+        return data, count_steps(training, len(data.samples), done)
+    check_supply(config, len(data.samples), done)
+    return data, training.steps
 
 
 def with_shards(config: TrainConfig) -> TrainConfig:
@@ -112,7 +91,7 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     check_run(begun.model, config.parallel, config.train, config.data.seq_length, world_size)
     require_devices(world_size)
     make_output(config)
-    return open_data(with_shards(config), None if begun.state is None else begun.state["data"])[1]
+    return open_data(with_shards(config), begun.state)[1]
 
 
 def _log(config: TrainConfig, steps: int, first: bool) -> RunLog:
@@ -187,7 +166,7 @@ def _run(
     watched: Watched,
 ) -> RunSummary:
     folder = config.output.dir
-    data, steps = open_data(config, None if state is None else state["data"])
+    data, steps = open_data(config, state)
     start = None if found is not None else config.start_from
     fill = found is None and start is None
     engine = open_engine(config, seq_length=config.data.seq_length, total_steps=steps, fill=fill, mesh=mesh)

@@ -19,6 +19,7 @@ import mmdata
 from mmdata.errors import TokenizerNotFoundError
 from mmdata_train.batch import Batch
 from mmdata_train.config import TrainConfig
+from mmdata_train.counting import Done, samples_of_steps
 from mmdata_train.data.open import ModelFacts, TrainingData, open_training, samples_for_epochs
 from mmdata_train.data.prepare import prepare_data
 from mmdata_train.data_config import LoadingConfig
@@ -81,14 +82,15 @@ def open_run(config: TrainConfig, world_size: int | None = None, *, as_run: bool
     smallest = parallel.tensor * parallel.pipeline * parallel.context * (parallel.data or 1)
     layout = parallel.layout(smallest if world_size is None else world_size)
     global_batch = config.train.global_batch_size
+    found = latest_checkpoint(Path(config.output.dir) / RUN_CHECKPOINTS) if as_run else None
+    state = None if found is None else read_state(found)
     wanted = None
     if config.train.steps is not None:
-        wanted = _consumed_at(partial(global_rows_at, config.train), config.train.steps)
+        wanted = samples_of_steps(config.train, config.train.steps, Done.of(state))
     elif config.train.epochs is not None and section.num_samples is None:
         wanted = samples_for_epochs(section, config.train.epochs, cache)
-    found = latest_checkpoint(Path(config.output.dir) / RUN_CHECKPOINTS) if as_run else None
-    state = None if found is None else read_state(found)["data"]
-    data = open_training(section, wanted, cache, facts=model_facts(config), state=state)
+    behind = None if state is None else state["data"]
+    data = open_training(section, wanted, cache, facts=model_facts(config), state=behind)
     sampler = ParallelSampler(
         len(data.samples),
         layout,

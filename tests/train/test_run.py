@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,14 +25,15 @@ from mmdata_train.check import check_lines  # noqa: E402
 from mmdata_train.cli import main  # noqa: E402
 from mmdata_train.config import TrainConfig, TrainingConfig  # noqa: E402
 from mmdata_train.config_io import apply_overrides, build, dump_yaml  # noqa: E402
+from mmdata_train.counting import Done, count_steps, samples_of_steps  # noqa: E402
 from mmdata_train.course import course_lines, course_of_rate  # noqa: E402
 from mmdata_train.errors import ConfigError, LayoutError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.mesh import pick_device  # noqa: E402
 from mmdata_train.ranks import start_ranks  # noqa: E402
-from mmdata_train.run import check_before_ranks, count_steps, finetune, open_data, samples_of_steps  # noqa: E402
-from mmdata_train.run_folder import latest_checkpoint  # noqa: E402
-from mmdata_train.trainer import RunSummary  # noqa: E402
+from mmdata_train.run import check_before_ranks, finetune, open_data  # noqa: E402
+from mmdata_train.run_folder import latest_checkpoint, read_state  # noqa: E402
+from mmdata_train.trainer import RunSummary, global_rows_at  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,14 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in log_of(folder) if record["kind"].startswith(("train", "valid"))]
 
 
+@pytest.fixture(scope="module")
+def stopped(shards: Path, one: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 6 steps of 8 samples."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    one.run(run, config_of(shards, folder, **{"train.eval_every": None}))
+    return folder
+
+
 def test_run_of_four_ranks_gives_the_curve_of_one(shards: Path, one: RankPool, ranks: RankPool, tmp_path: Path) -> None:
     summary = one.run(run, config_of(shards, tmp_path / "one"))[0]
     split = {"parallel.tensor": 2, "parallel.pipeline": 2}
@@ -131,6 +141,55 @@ def test_steps_follow_from_samples_and_back() -> None:
     assert all(count_steps(ramp, samples_of_steps(ramp, steps)) == steps for steps in range(1, 20))
     with pytest.raises(ConfigError, match="7 samples are fewer than one global batch of 8"):
         count_steps(plain, 7)
+
+
+def test_steps_after_a_checkpoint_count_by_the_batch_of_now() -> None:
+    """What is behind the run stays as it was; ramp-up goes on where the samples stand."""
+    done = Done(steps=6, consumed=48)
+    for batch, samples in ((4, 56), (8, 64), (16, 80)):
+        training = TrainingConfig(global_batch_size=batch)
+        assert samples_of_steps(training, 8, done) == samples
+        assert [count_steps(training, samples + more, done) for more in (-1, 0, batch)] == [7, 8, 9]
+    assert samples_of_steps(TrainingConfig(global_batch_size=4), 5, done) == 48
+    assert count_steps(TrainingConfig(global_batch_size=64), 50, done) == 6
+    ramp = build(TrainingConfig, {"global_batch_size": 8, "batch_rampup": {"start": 2, "increment": 2, "samples": 24}})
+    assert samples_of_steps(ramp, 12, Done(steps=4, consumed=8)) == samples_of_steps(ramp, 12)
+
+
+def test_ramp_up_is_counted_as_the_loop_takes_it() -> None:
+    values = {"global_batch_size": 31, "batch_rampup": {"start": 3, "increment": 4, "samples": 1000}}
+    ramp, consumed = build(TrainingConfig, values), 0
+    for step in range(1, 120):
+        consumed += global_rows_at(ramp, consumed)
+        assert (samples_of_steps(ramp, step), count_steps(ramp, consumed)) == (consumed, step)
+        assert count_steps(ramp, consumed + global_rows_at(ramp, consumed) - 1) == step
+    endless = build(TrainingConfig, values | {"batch_rampup": {"start": 3, "increment": 4, "samples": 10**17}})
+    assert samples_of_steps(endless, 10**15) < 10**15 * 31
+
+
+@pytest.mark.parametrize(("batch", "samples"), [(4, 56), (8, 64), (16, 80)])
+def test_a_run_goes_on_with_another_batch_and_more_steps(
+    shards: Path, stopped: Path, one: RankPool, tmp_path: Path, batch: int, samples: int
+) -> None:
+    """6 steps of 8 are behind it; 2 more take 2 batches of now, and the data's next phase holds no more than that."""
+    shutil.copytree(stopped, tmp_path / "run")
+    changes = {"train.steps": 8, "train.global_batch_size": batch, "train.eval_every": None}
+    config = config_of(shards, tmp_path / "run", **changes)
+    lines = list(check_lines(config, 1))
+    assert any(line.startswith(f"data: {samples} samples of 16 tokens, 8 steps") for line in lines), lines
+    assert one.run(run, config)[0].steps == 8
+    state = read_state(tmp_path / "run" / "checkpoints" / "step_00000008")
+    assert (state["step"], state["consumed"]) == (8, samples)
+    assert [phase["size"] for phase in state["data"]["phases"]] == [48, samples - 48]
+
+
+def test_more_steps_than_the_given_samples_hold_are_refused_before_training(shards: Path, tmp_path: Path) -> None:
+    config = config_of(shards, tmp_path, **{"data.num_samples": 40})
+    for start in (lambda: check_before_ranks(config, 1), lambda: list(check_lines(config, 1))):
+        with pytest.raises(
+            ConfigError, match=r"train.steps 6 needs 48 samples, but data.num_samples 40 gives 40: .* 5 "
+        ):
+            start()
 
 
 def test_epochs_say_what_follows_from_them(shards: Path, tmp_path: Path) -> None:
@@ -205,16 +264,18 @@ def test_more_ranks_than_gpus_are_refused_before_data_and_ranks(
         pick_device()
 
 
-def test_check_shows_sizes_data_first_batch_and_disk(shards: Path, tmp_path: Path) -> None:
+def test_check_shows_sizes_data_first_batch_and_disk(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = list(check_lines(config_of(shards, tmp_path / "out"), 2))
     assert lines[0].startswith("sizes: ParallelLayout(tensor=1, pipeline=1, data=2, context=1), 2 micro-batches")
     assert any("48 samples of 16 tokens, 6 steps" in line for line in lines)
     assert any("targets count" in line for line in lines)
     assert lines[-2].startswith("disk: ") and "GiB free" in lines[-2]
     assert lines[-1].startswith("parity: left out")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(ConfigError, match=r"free space, lower output\.keep"):
-        huge = {"output.keep": 10**9, "output.save_every": 1, "train.steps": 10**6, "data.num_samples": 64}
-        list(check_lines(config_of(shards, tmp_path / "out", **huge), 2))
+        list(check_lines(config_of(shards, tmp_path / "out"), 2))
 
 
 def test_check_and_slurm_answer_in_json(shards: Path, tmp_path: Path) -> None:
