@@ -4,9 +4,10 @@
 
 Runs `mmdata convert` as a process of its own for each number of workers, with the default recipe and MinHash, pinned
 to as many cores. `whole` is MB of text file for each second from start to exit; `rate` leaves out what happens before
-the first record (loading the tokenizer, its self-check, kernels); `cpu rate` divides by the processor seconds of all
-stages, deciding among them. The outputs must be the same bytes for every number of workers. No peer does all of this:
-each stage stands beside its own in encode_speed.py, clean_speed.py and dedup_speed.py. Needs Linux.
+the first record (loading the tokenizer, its self-check, kernels; a worker that still loads when another begins counts
+by its share); `cpu rate` divides by the processor seconds of all stages, deciding among them. The outputs must be the
+same bytes for every number of workers. No peer does all of this: each stage stands beside its own in encode_speed.py,
+clean_speed.py and dedup_speed.py. Needs Linux.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ def run(source: Path, tokenizer: Path, prefix: Path, workers: int, extra: list[s
     ]  # fmt: skip
     cores = sorted(os.sched_getaffinity(0))[:workers]
     begun = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, cores)
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, cores))
     peak = 0.0
     done = threading.Event()
 

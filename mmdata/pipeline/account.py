@@ -25,7 +25,7 @@ from mmdata.tokenizer import LoadedTokenizer
 class RunFacts:
     """What the account needs to know of a run. where: the tokenizer as the user named it. recipe: resolved, as JSON.
 
-    left_out: what folders among the inputs hold beside them.
+    left_out: what folders among the inputs hold beside them. setup_seconds: until work began, all processes averaged.
     """
 
     inputs: list[InputFile]
@@ -42,6 +42,14 @@ class RunFacts:
     notices: list[str] = field(default_factory=list)
     left_out: Sequence[LeftOut] = ()
     setup_seconds: float = 0.0
+
+    def count_loading(self, loaded: Sequence[float]) -> None:
+        """Workers that were still loading when others began to work add their share of it to `setup_seconds`.
+
+        loaded: when each worker had loaded, as time.time().
+        """
+        begun = self.started + self.setup_seconds
+        self.setup_seconds += sum(max(at - begun, 0.0) for at in loaded) / self.workers
 
     def manifest(self, key: str, tally: Tally, inputs: Sequence[InputFacts]) -> Manifest:
         """The manifest of the shards of one JSON key, to be completed with what was written."""

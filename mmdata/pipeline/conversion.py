@@ -38,7 +38,7 @@ from mmdata.indexed.durable import write_durably
 from mmdata.indexed.layout import dtype_for_vocabulary
 from mmdata.indexed.manifest import canonical_json
 from mmdata.indexed.split import SPLIT_NAMES, split_shard
-from mmdata.jsonl import LeftOut, ReadOptions, find_inputs, read_blocks, stat_inputs, total_bytes
+from mmdata.jsonl import LeftOut, ReadOptions, find_inputs, stat_inputs, total_bytes
 from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts, version
 from mmdata.pipeline.dedup_run import dedup_params, documents_in_index
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_no_documents
@@ -55,9 +55,9 @@ from mmdata.pipeline.stages import (
     warm_up,
     without_secrets,
 )
-from mmdata.pipeline.warm import fitting_workers, needs_of, warm_worker
+from mmdata.pipeline.warm import fitting_workers, needs_of, sample_texts, warm_worker
 from mmdata.pipeline.work import Stages
-from mmdata.records import encoding_hint, parse_block
+from mmdata.records import encoding_hint
 from mmdata.report.build import RunReport
 from mmdata.report.page import render_page
 from mmdata.run.executor import available_cores, make_executor
@@ -70,7 +70,6 @@ from mmdata.tokenizers.locate import locate
 if TYPE_CHECKING:
     from mmdata.clean.recipe import Recipe
 
-SAMPLE_BYTES = 1 << 18  # of the first input, for the tokenizer's self-check
 _WRITTEN = ("_report.json", "_report.html", "_rejects.jsonl", "_dropped.jsonl.gz")
 
 
@@ -119,7 +118,7 @@ class Conversion:
         self._executor = make_executor(run.executor, workers, run.shard, caller_works=True)
         self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
         self._records = record_options(options)
-        self._recipe: Recipe | None = recipe_of(options)
+        self._recipe: Recipe | None = None
         numbered = options.split is not None or options.max_tokens_per_shard is not None
         self._check_places = partial(check_places, self._inputs, prefix, options.json_keys, numbered=numbered)
         self._check_places(overwrite=run.overwrite or self._unfinished())
@@ -130,17 +129,23 @@ class Conversion:
             self._say("workers: 1, since an input this small is done before others have started; --workers N says else")
         try:
             if not dry:
-                self._warm_up(tokenizer)
+                self._start_workers(tokenizer)
+            self._recipe = recipe_of(options)
+            if not dry:
+                self._warm_up()
             self._load(tokenizer)
         except BaseException:
             self._executor.close()
             raise
 
-    def _warm_up(self, tokenizer: Any) -> None:
-        """Compiles or loads kernels, here and then in the workers, which load their tokenizer meanwhile."""
-        locate(tokenizer)  # a mistyped path is said before anything is compiled
+    def _start_workers(self, tokenizer: Any) -> None:
+        """They import and load their tokenizer while this process does the same."""
+        locate(tokenizer)  # a mistyped path is said before anything is started
         needs = needs_of(tokenizer, self._options, self._run.special_tokens, self._run.engine)
         self._executor.prepare(partial(warm_worker, needs))
+
+    def _warm_up(self) -> None:
+        """Compiles or loads kernels, here and then in the workers."""
         params = dedup_params(self._options)
         if self._recipe is not None or params is not None:
             warm_up(self._recipe, params, self._say)
@@ -243,7 +248,8 @@ class Conversion:
         options = self._options
         tokenizer = load_tokenizer(
             where, eod_token=options.eod_token, allow_special=options.allow_special,
-            special_tokens=self._run.special_tokens, engine=self._run.engine, sample=self._sample(),
+            special_tokens=self._run.special_tokens, engine=self._run.engine,
+            sample=sample_texts(self._inputs[0], options.encoding, self._records),
         )  # fmt: skip
         self._say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids; engine: {tokenizer.engine}")
         if options.append_eod and self._records.format in ("text", "auto"):
@@ -251,16 +257,6 @@ class Conversion:
             assert tokenizer.eod is not None
             self._say(f"end of document: {tokenizer.eod.token} ({eod_id}), {tokenizer.eod.reason}")
         return tokenizer
-
-    def _sample(self) -> list[str]:
-        """Texts from the start of the first input; standard input and pipes are not touched."""
-        first = self._inputs[0]
-        if not os.path.isfile(first.path) or first.kind in ("parquet", "txt") or self._records.format != "text":
-            return []
-        read = ReadOptions(self._options.encoding, block_bytes=SAMPLE_BYTES)
-        for block in read_blocks([first], read):
-            return [document.text for document in parse_block(block, self._records).documents[:200]]
-        return []
 
     def _say(self, text: str) -> None:
         self._notices.append(text)
@@ -335,6 +331,7 @@ class Conversion:
             encode_inputs(source, stages, consumed, tools)
         else:
             self._dedup.work(source, stages, consumed, tools)
+        self._facts.count_loading(self._executor.loaded)
         hint = encoding_hint(consumed.tally.records, consumed.gb18030)
         if hint:
             self._say(hint)

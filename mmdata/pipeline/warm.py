@@ -5,18 +5,22 @@ Nothing here may compile kernels: that happens once, in the parent; `stages.load
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from mmdata.jsonl import InputFile, total_bytes
+from mmdata.jsonl import InputFile, ReadOptions, read_blocks, total_bytes
 from mmdata.pipeline.options import ConvertOptions
+from mmdata.records import RecordOptions, parse_block
 from mmdata.run.executor import available_cores
 
 SMALL_INPUT = 16 << 20
 """Bytes of text that one process is done with before others have loaded what they need (about 2 s)."""
 COMPRESSED_GROWTH = 4
+SAMPLE_BYTES = 1 << 18
+"""Of the first input, for the tokenizer's self-check."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +55,15 @@ def warm_worker(needs: WorkerNeeds) -> None:
 
     with collector_paused():  # half a second of looking for cycles among a vocabulary's objects
         preload_tokenizer(needs.tokenizer, **needs.tokenizer_options)
+
+
+def sample_texts(first: InputFile, encoding: str, records: RecordOptions) -> list[str]:
+    """Texts from the start of the first input, for the self-check; standard input and pipes are not touched."""
+    if not os.path.isfile(first.path) or first.kind in ("parquet", "txt") or records.format != "text":
+        return []
+    for block in read_blocks([first], ReadOptions(encoding, block_bytes=SAMPLE_BYTES)):
+        return [document.text for document in parse_block(block, records).documents[:200]]
+    return []
 
 
 def fitting_workers(inputs: Sequence[InputFile]) -> int:

@@ -39,7 +39,7 @@ class Task:
 @dataclass(slots=True, eq=False)
 class Worker:
     """A process and its pipes. ready: it has built the function of this map; warm: it has loaded what it was told to,
-    so it can be given items before it is ready.
+    so it can be given items before it is ready. ready_before: it has built a function.
     """
 
     process: Any  # multiprocessing's spawn process
@@ -51,6 +51,7 @@ class Worker:
     tasks: deque[Task] = field(default_factory=deque)
     ready: bool = False
     warm: bool = False
+    ready_before: bool = False
 
     def start_threads(self) -> None:
         """One thread for each pipe: a worker that does not read while it computes must not stop the parent."""
@@ -97,6 +98,8 @@ class Crew:
         self.workers: list[Worker] = []
         self.functions = 0
         """How many functions they were told to build so far."""
+        self.loaded: list[float] = []
+        """When each had built its first one, as time.time()."""
         self._events: queue.SimpleQueue[tuple[Worker, Message | None]] = queue.SimpleQueue()
         self._warm: list[Message] = []
 

@@ -38,6 +38,14 @@ class Executor(Protocol):
         """How many processes work at once."""
         ...
 
+    @property
+    def loaded(self) -> list[float]:
+        """When each worker process had loaded what its first function needs, as time.time(); none where there is none.
+
+        Empty again after `close`.
+        """
+        ...
+
     def prepare(self, warm: Callable[[], object]) -> None:
         """Start workers ahead of the first `map`, kept for all maps until `close`; each calls `warm`.
 

@@ -51,6 +51,11 @@ class LocalExecutor:
     def _spawned(self) -> int:
         return self.workers - self._caller_works
 
+    @property
+    def loaded(self) -> list[float]:
+        """When each worker process that `prepare` started had built its first function, as time.time()."""
+        return [] if self._kept is None else list(self._kept.loaded)
+
     def prepare(self, warm: Callable[[], object]) -> None:
         """Start the workers now and keep them from map to map until `close`; each calls `warm`, and those of later
         calls.
@@ -308,6 +313,9 @@ class _Map:
         answer = message.load()
         if isinstance(answer, Ready):
             self._failed_starts = 0
+            if answer.number != NO_FUNCTION and not worker.ready_before:
+                worker.ready_before = True
+                self._crew.loaded.append(answer.at)
             worker.ready = worker.ready or answer.number == self._number
             worker.warm = worker.warm or answer.number == NO_FUNCTION
         elif isinstance(answer, NotBuilt):

@@ -14,6 +14,7 @@ import pickle
 import queue
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,9 +53,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has built the function of this number, or done what Warm asked for."""
+    """The worker has built the function of this number, or done what Warm asked for. at: when, as time.time()."""
 
     number: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _work(inbox: queue.Queue[Message | None], answers: Connection) -> None:
             # Whoever needs what could not be loaded meets the same fault again and reports it.
             with contextlib.suppress(Exception):
                 order.function()
-            send(answers, pack(Ready(NO_FUNCTION)))
+            send(answers, pack(Ready(NO_FUNCTION, time.time())))
         elif isinstance(order, Release):
             _release(function)
             function = None
@@ -124,7 +126,7 @@ def _build(order: Build, answers: Connection) -> Callable[[Any], Any] | None:
     except BaseException as fault:
         send(answers, pack(NotBuilt(order.number, portable(fault))))
         return None
-    send(answers, pack(Ready(order.number)))
+    send(answers, pack(Ready(order.number, time.time())))
     return function
 
 

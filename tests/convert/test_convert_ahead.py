@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from mmdata.pipeline import frames as frames_of_spool
 from mmdata.pipeline.ahead import DecisionAhead
 from mmdata.pipeline.driver import RunTools
 from mmdata.pipeline.frames import DedupSetup, FrameEncoder, FrameTask, decided_tasks, joined
+from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.work import BlockResult, Stages
 from mmdata.records import RecordOptions
 from mmdata.run.ledger import Ledger
@@ -122,14 +124,14 @@ def test_halves_of_frames_join_to_what_whole_frames_give(
 def test_a_run_that_fails_meanwhile_ends_the_decision(
     barrier: Barrier, setup: DedupSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = threading.Event()
+    gate, threads = threading.Event(), threading.active_count()
     monkeypatch.setattr(ahead, "write_decisions", held_back(gate))
     with pytest.raises(KeyError), DecisionAhead(setup, barrier, 2) as decision:
         next(decision.tasks())
         decision._candidates.stop.set()  # as leaving does, before the gate opens here
         gate.set()
         raise KeyError
-    assert not setup.decisions.exists() and threading.active_count() == 1
+    assert not setup.decisions.exists() and threading.active_count() == threads
 
 
 def test_what_deciding_raises_reaches_the_run(
@@ -193,3 +195,22 @@ def test_the_clock_of_commits_runs_on_from_phase_to_phase(tmp_path: Path) -> Non
         tools.clock.commit_if_due(lambda: pytest.fail("a commit before its time makes the run wait for the disk"))
         RunTools.of(None, ledger, None, 0.0).clock.commit_if_due(lambda: {"phase": "sign"})  # type: ignore[arg-type]
         assert ledger.last() == {"phase": "sign"}
+
+
+def test_a_worker_that_loads_while_others_work_counts_by_its_share_as_setup(tmp_path: Path) -> None:
+    from mmdata.pipeline.account import RunFacts
+
+    facts = RunFacts([], "out", ConvertOptions(), "tokenizer", None, "1", 4, "local", started=1000.0)  # type: ignore[arg-type]
+    facts.setup_seconds = 2.0
+    facts.count_loading([])
+    facts.count_loading([1001.0, 1002.0, 1004.0, 1003.0])
+    assert facts.setup_seconds == 2.0 + (2.0 + 1.0) / 4
+
+
+def test_two_workers_say_when_the_other_process_had_loaded(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    begun = time.time()
+    report = mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, workers=2, recipe="none")
+    run = report.data["run"]
+    assert 0.0 < run["setup_seconds"] <= run["seconds"] <= time.time() - begun + 0.001
