@@ -20,6 +20,8 @@ from mmdata.errors import BoilerplateListError
 Beginnings = dict[str, tuple[tuple[str, ...], list[tuple[str, re.Pattern[str]]]]]
 """First two characters -> the literal beginnings that start so, and each with its whole-line expression."""
 _STOPS = "，。；：、！？,;"
+# Every run of three spaces and more that `_parts_words`, and a few others; begins with what a search jumps to.
+_PERHAPS_RUN = re.compile(rf"   (?<=[^\W\d_]   |[{_STOPS}]   ) *[^\W\d_]")
 _LETTERS = re.compile(r"[^\W\d_]")
 _CODE_LINE = re.compile(r"^\s*(?:>|#|\.\.\. )|[|\t{}=#`<>]|--|->")
 
@@ -37,28 +39,39 @@ def collapse_space_runs(text: str, min_run: int = 3) -> str:
     is mostly letters; a line with several runs, or next to a line whose text is aligned at the same column, is a table
     and stays, as do lines with signs of code, fenced blocks and indented lines.
     """
-    lines = text.split("\n")
     spaces = re.compile(f" {{{max(min_run, 2)},}}")
-    out: list[str] | None = None
     fenced: frozenset[int] | None = None
-    for i, line in enumerate(lines):
-        if "   " not in line or line[0] == " ":
-            continue
-        runs = _runs(line, spaces)
-        if len(runs) != 1 or runs[0][0] < 20 or _CODE_LINE.search(line):
-            continue
-        start, column = runs[0]
-        if len(_LETTERS.findall(line)) <= 0.7 * len(line.replace(" ", "")):
-            continue
-        near = [lines[j] for j in (i - 1, i + 1) if 0 <= j < len(lines) and "   " in lines[j]]
-        if any(column == end for other in near for _, end in _runs(other, spaces)):
-            continue
-        if fenced is None:
-            fenced = _fenced(lines) if "```" in text or "~~~" in text else frozenset()
-        if i not in fenced:
-            out = out or list(lines)
-            out[i] = line[:start] + " " + line[column:]
-    return text if out is None else "\n".join(out)
+    pieces: list[str] = []
+    done, found = 0, _PERHAPS_RUN.search(text)
+    while found is not None:
+        begin, end = text.rfind("\n", 0, found.start()) + 1, text.find("\n", found.end())
+        end = len(text) if end < 0 else end
+        run = _lone_run(text[begin:end], spaces) if text[begin] != " " else None
+        if run is not None and not _is_aligned(text, (begin, end), run[1], spaces):
+            if fenced is None:
+                fenced = _fenced(text.split("\n")) if "```" in text or "~~~" in text else frozenset()
+            if not fenced or text.count("\n", 0, begin) not in fenced:
+                pieces += [text[done : begin + run[0]], " "]
+                done = begin + run[1]
+        found = _PERHAPS_RUN.search(text, end)
+    return "".join([*pieces, text[done:]]) if pieces else text
+
+
+def _lone_run(line: str, spaces: re.Pattern[str]) -> tuple[int, int] | None:
+    """Where the only run of spaces stands in a line of prose, not before its 20th character."""
+    runs = _runs(line, spaces)
+    if len(runs) != 1 or runs[0][0] < 20 or _CODE_LINE.search(line):
+        return None
+    return runs[0] if len(_LETTERS.findall(line)) > 0.7 * len(line.replace(" ", "")) else None
+
+
+def _is_aligned(text: str, line: tuple[int, int], column: int, spaces: re.Pattern[str]) -> bool:
+    """Does text behind a run of spaces begin at this column in the line before or behind [begin, end) as well?"""
+    begin, end = line
+    before = text[text.rfind("\n", 0, begin - 1) + 1 : begin - 1] if begin else ""
+    after = text.find("\n", end + 1)
+    behind = text[end + 1 : after if after >= 0 else len(text)]
+    return any(column == stop for near in (before, behind) if "   " in near for _, stop in _runs(near, spaces))
 
 
 def _runs(line: str, spaces: re.Pattern[str]) -> list[tuple[int, int]]:
