@@ -107,13 +107,13 @@ class Kind:
 
 
 # A number that begins behind no letter or digit is looked for there alone, with the look back behind its first digit: so
-# a search jumps from digit to digit.
+# a search jumps from digit to digit. An address is looked for from full stop to full stop, which are fewer.
 _NEAR = {
     "url_credentials": "://", "email": "@", "identity_number": "[0-9](?<![0-9A-Za-z].)[0-9]{13}",
     "social_credit_code": "[0-9]{6}[0-9A-Z]{10}", "bank_card": "[0-9](?<![0-9A-Za-z].)[0-9]{3}(?:[0-9]{9}|[ -][0-9]{4}[ -][0-9]{4})",
     "mobile": "1[3-9][0-9](?:[0-9]{8}|[ -][0-9]{4}[ -]|[0-9][ -][0-9]{3}[ -])",
     "landline": "0[1-9][0-9]{1,2}[-) ）] ?[2-8][0-9]{6}", "ipv6": ":[0-9A-Fa-f]{0,4}:",
-    "ipv4": "[0-9]\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]", "passport": "[A-Z][0-9]{7}",
+    "ipv4": r"\.(?<=[0-9]\.)[0-9]{1,3}\.[0-9]{1,3}\.[0-9]", "passport": "[A-Z][0-9]{7}",
     "licence_plate": f"[{_PLATE_HEADS}][A-Z]", "medical_record": "[院诊診历歷案记查像理](?:[号號编卡]|ID)|MRN|[Rr]ecord [Nn]",
 }  # fmt: skip
 _WINDOW = 96  # characters around a match of `near` in which a match of `pattern` lies whole; the longest has 50
