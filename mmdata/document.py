@@ -6,7 +6,7 @@ what is left into tokens. Costs about half a microsecond to build. Holds no toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -49,7 +49,9 @@ class Document:
     def with_texts(self, texts: list[str]) -> Document:
         """A copy whose parts hold `texts`, one for each part in order."""
         parts = tuple(Part(p.json_path, p.role, text) for p, text in zip(self.parts, texts, strict=True))
-        return replace(self, parts=parts)
+        return Document(
+            self.path, self.input_number, self.line, self.id, self.record, parts, self.language, self.meta
+        )  # fmt: skip
 
 
 @dataclass(slots=True, frozen=True)
