@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmdata_train.config_io import apply_overrides, build, load_mapping
-from mmdata_train.data_config import DataConfig
+from mmdata_train.data_config import DATA_LIMITS, LOADING_LIMITS, DataConfig
 from mmdata_train.errors import ConfigError, LayoutError
 from mmdata_train.layout import ParallelLayout
 from mmdata_train.limits import (
@@ -28,7 +28,7 @@ from mmdata_train.limits import (
     divisors,
 )
 from mmdata_train.lora.settings import ALPHA, PLUS_RATIO, LoraConfig
-from mmdata_train.model.config import ModelConfig
+from mmdata_train.model.config import MODEL_LIMITS, ModelConfig
 from mmdata_train.schedules import SCHEDULES, ScheduleName
 
 _DEGREE = Limit(1, MOST_RANKS)
@@ -80,6 +80,15 @@ _ADAPTERS = {
     "lora_dropout": CHANCE,
     "lora_plus_ratio": PLUS_RATIO,
 }
+LIMITS = {
+    f"{prefix}{name}": limit
+    for prefix, limits in (
+        ("model.", MODEL_LIMITS), ("data.", DATA_LIMITS), ("data.loading.", LOADING_LIMITS), ("parallel.", _PARALLEL),
+        ("train.", _TRAINING), ("output.", _OUTPUT), ("", _ADAPTERS),
+    )
+    for name, limit in limits.items()
+}  # fmt: skip
+"""The range of every number by its dotted name, as a YAML file or `--set` gives it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

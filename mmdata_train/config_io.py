@@ -21,6 +21,94 @@ from mmdata_train.errors import ConfigError, TrainError
 
 T = TypeVar("T")
 
+ALIASES = {
+    "learning_rate": "train.lr",
+    "max_lr": "train.lr",
+    "min_learning_rate": "train.min_lr",
+    "lr_scheduler": "train.lr_schedule",
+    "lr_scheduler_type": "train.lr_schedule",
+    "scheduler": "train.lr_schedule",
+    "warmup": "train.warmup_steps",
+    "warmup_iters": "train.warmup_steps",
+    "lr_warmup_steps": "train.warmup_steps",
+    "warmup_ratio": "train.warmup_ratio",
+    "warmup_fraction": "train.warmup_ratio",
+    "adam_beta1": "train.beta1",
+    "adam_beta2": "train.beta2",
+    "adam_epsilon": "train.eps",
+    "adam_eps": "train.eps",
+    "epsilon": "train.eps",
+    "max_grad_norm": "train.clip_grad",
+    "gradient_clipping": "train.clip_grad",
+    "grad_clip": "train.clip_grad",
+    "wd": "train.weight_decay",
+    "batch_size": "train.global_batch_size (of the whole step; train.micro_batch_size is what a rank computes at once)",
+    "train_batch_size": "train.global_batch_size",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "per_device_batch_size": "train.micro_batch_size",
+    "micro_batch": "train.micro_batch_size",
+    "gradient_accumulation_steps": (
+        "train.global_batch_size (micro_batch_size x data ranks x accumulation, which follows from it)"
+    ),
+    "grad_accumulation_steps": "train.global_batch_size (micro_batch_size x data ranks x accumulation)",
+    "max_steps": "train.steps",
+    "num_steps": "train.steps",
+    "total_steps": "train.steps",
+    "train_steps": "train.steps",
+    "train_iters": "train.steps",
+    "iters": "train.steps",
+    "num_epochs": "train.epochs",
+    "num_train_epochs": "train.epochs",
+    "max_epochs": "train.epochs",
+    "epoch": "train.epochs",
+    "dtype": "train.precision",
+    "torch_dtype": "train.precision",
+    "bf16": "train.precision: bf16",
+    "fp16": "train.precision: fp16",
+    "mixed_precision": "train.precision",
+    "gradient_checkpointing": "train.activation_checkpointing",
+    "recompute": "train.activation_checkpointing",
+    "torch_compile": "train.compile",
+    "logging_steps": "train.log_every",
+    "log_interval": "train.log_every",
+    "eval_steps": "train.eval_every",
+    "eval_interval": "train.eval_every",
+    "eval_iters": "train.eval_batches",
+    "early_stopping_patience": "train.early_stop_after",
+    "patience": "train.early_stop_after",
+    "max_seq_length": "data.seq_length",
+    "max_seq_len": "data.seq_length",
+    "max_length": "data.seq_length",
+    "sequence_length": "data.seq_length",
+    "block_size": "data.seq_length",
+    "cutoff_len": "data.seq_length",
+    "dataset": "data.train",
+    "data_path": "data.train",
+    "num_workers": "data.loading.workers",
+    "tensor_parallel": "parallel.tensor",
+    "tensor_parallel_size": "parallel.tensor",
+    "tp": "parallel.tensor",
+    "tensor_model_parallel_size": "parallel.tensor",
+    "pipeline_parallel": "parallel.pipeline",
+    "pipeline_parallel_size": "parallel.pipeline",
+    "pipeline_model_parallel_size": "parallel.pipeline",
+    "pp": "parallel.pipeline",
+    "dp": "parallel.data",
+    "data_parallel_size": "parallel.data",
+    "zero": "parallel.zero_stage",
+    "output_dir": "output.dir",
+    "save_steps": "output.save_every",
+    "save_interval": "output.save_every",
+    "save_total_limit": "output.keep",
+    "resume_from_checkpoint": "output.dir (a run found there is continued) or start_from (its weights alone)",
+    "model_name_or_path": "model",
+    "model_name": "model",
+    "lora_r": "lora_rank",
+    "lora_target_modules": "lora_targets",
+    "target_modules": "lora_targets",
+}
+"""What other trainers call a key (transformers, Megatron, DeepSpeed, litgpt, LLaMA-Factory) -> ours, in full."""
+
 
 def load_mapping(path: str | Path) -> dict[str, Any]:
     """One YAML document as a mapping. Raises ConfigError naming file and line."""
@@ -76,7 +164,7 @@ def build(cls: type[T], mapping: Any, where: str = "") -> T:
     values = {}
     for key, value in mapping.items():
         if key not in fields:
-            raise ConfigError(f"{_join(where, str(key))} is unknown; {_nearest(str(key), fields)}")
+            raise ConfigError(f"{_join(where, str(key))} is unknown; {_nearest(str(key), fields, where)}")
         values[key] = coerce(hints[key], value, _join(where, key))
     required = (dataclasses.MISSING, dataclasses.MISSING)
     missing = [name for name, f in fields.items() if name not in values and (f.default, f.default_factory) == required]
@@ -93,7 +181,14 @@ def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _nearest(key: str, known: Iterable[str]) -> str:
+def _nearest(key: str, known: Iterable[str], where: str) -> str:
+    name = key.lower().replace("-", "_")
+    like = [] if name in ALIASES else difflib.get_close_matches(name, {*known, *ALIASES}, n=1, cutoff=0.8)
+    meant = ALIASES.get(like[0] if like else name)
+    if meant is not None and not (like and like[0] in known):
+        # In its own section the bare name reads best.
+        start = f"{where}."
+        return f"did you mean {meant.removeprefix(start) if where else meant}?"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(known))}"
 
@@ -166,7 +261,10 @@ def _coerce_scalar(hint: Any, value: Any, where: str) -> Any:
         except ValueError:
             pass
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} is a whole number of {value.bit_length():,} bits; it must be finite") from None
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     if hint is int and isinstance(value, float) and value.is_integer():

@@ -19,12 +19,12 @@ from mmdata_train.limits import MOST_TOKENS, Limit, check_numbers
 from mmdata_train.sampler import Order, Tail
 
 _WEIGHT = Limit(0, above=True, hint="leave out an entry that is not wanted, or all weights to go by size")
-_LOADING = {
+LOADING_LIMITS = {
     "workers": Limit(0, 1024, hint="they are processes of each rank; 2 is usual, 0 reads in the training process"),
     "prefetch": Limit(1, 10_000, hint="it counts steps held in memory by each worker; 2 is usual"),
     "verify_steps": Limit(0, hint="0 for none"),
 }
-_DATA = {
+DATA_LIMITS = {
     "seq_length": Limit(2, MOST_TOKENS, hint="such as 2048; positions are int32"),
     "num_samples": Limit(1, hint="null for steps x global batch"),
     "seed": Limit(0, 2**32 - 2**16 - 1),
@@ -62,7 +62,7 @@ class LoadingConfig:
     verify_ids: bool | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(self, "data.loading.", _LOADING)
+        check_numbers(self, "data.loading.", LOADING_LIMITS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ class DataConfig:
     loading: LoadingConfig = LoadingConfig()
 
     def __post_init__(self) -> None:
-        check_numbers(self, "data.", _DATA)
+        check_numbers(self, "data.", DATA_LIMITS)
         if self.order == "cyclic" and self.tail == "pad":
             raise ConfigError("data.order cyclic has no padded tail; use tail: drop, or order: default")
         try:

@@ -66,9 +66,9 @@ def find_data(given: Given, fields: dict[str, Any], vocab_size: int | None, *, f
     if given.get("mock-data"):
         _mock(given, fields, found)
     else:
-        manifests = _manifests(fields, found)
+        manifests = _manifests(given, fields, found)
         _agree(manifests, tokenizer, found, from_folder=from_folder)
-        if not from_folder and found.vocab_size is None and not found.problems:
+        if not from_folder and found.vocab_size is None and fields.get("data.train") and not found.problems:
             found.problems.append(
                 "the vocabulary is not known: no shard of --data-path has a manifest that tells it; give --vocab-size,"
                 " or --tokenizer-model with the tokenizer's files"
@@ -104,10 +104,13 @@ def _tokenizer(given: Given, found: FoundData) -> str | None:
     return loaded.fingerprint
 
 
-def _manifests(fields: dict[str, Any], found: FoundData) -> list[tuple[str, Manifest]]:
+def _manifests(given: Given, fields: dict[str, Any], found: FoundData) -> list[tuple[str, Manifest]]:
     """(prefix, manifest) of every shard that has one; what is not there is a problem."""
     words: Sequence[str] = fields.get("data.train") or ()
     if not words:
+        # What was written but cannot be read is a problem already; it is not missing too.
+        if not (given.absent("data-path") and given.absent("train-data-path")):
+            return []
         found.problems.append(
             "--data-path is missing: give the shards to train on, such as --data-path my_text_document or"
             " --data-path 0.3 a_text_document 0.7 b_text_document (or --mock-data to try the command without data)"
@@ -155,10 +158,12 @@ def _agree(
 def _mock(given: Given, fields: dict[str, Any], found: FoundData) -> None:
     if found.vocab_size is None:
         found.vocab_size = _MOCK_VOCABULARY
-        found.notices.append(f"--mock-data without --vocab-size: a vocabulary of {_MOCK_VOCABULARY:,} as GPT-2's")
+        if given.absent("vocab-size"):
+            found.notices.append(f"--mock-data without --vocab-size: a vocabulary of {_MOCK_VOCABULARY:,} as GPT-2's")
     if "train.steps" not in fields and "data.num_samples" not in fields:
         found.fields["train.steps"] = _MOCK_STEPS
-        found.notices.append(f"--mock-data has no epoch: {_MOCK_STEPS} steps unless --train-iters is given")
+        if given.absent("train-iters") and given.absent("train-samples"):
+            found.notices.append(f"--mock-data has no epoch: {_MOCK_STEPS} steps unless --train-iters is given")
     length = int(fields.get("data.seq_length", 1))
     tokens = max(_MOCK_TOKENS, 4 * length + 1)
     output = Path(fields.get("output.dir", "runs/finetune"))

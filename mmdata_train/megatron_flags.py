@@ -58,7 +58,7 @@ def translate(arguments: Sequence[str], data_ranks: int = 1) -> Translation:
         fields |= {f"model.{name}": value for name, value in model_rules(given).items()}
     except ConfigError as error:
         problems.append(str(error))
-    if "hidden-dropout" not in given and "attention-dropout" not in given:
+    if given.absent("hidden-dropout") and given.absent("attention-dropout"):
         notices.append("dropout is 0; Megatron's default is 0.1 (--hidden-dropout 0.1 --attention-dropout 0.1)")
     return Translation(given, fields, tuple(notices), tuple(problems))
 

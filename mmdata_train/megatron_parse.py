@@ -7,20 +7,29 @@ counts as given last, so that scripts can override. Names may not be shortened.
 from __future__ import annotations
 
 import difflib
+import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mmdata_train.config import LIMITS
+from mmdata_train.limits import MOST, MOST_RANKS, Limit, shown_value
 from mmdata_train.megatron_table import FLAGS, REFUSED_FAMILIES, Flag
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+_COUNTED_RANKS = ("num-distributed-optimizer-instances", "num-virtual-stages-per-pipeline-rank")
 _TYPES = {"i": (int, "a whole number"), "f": (float, "a number"), "s": (str, "text")}
 
 
 class Given:
-    """The flags of one command line by name. Reads are noted, so that a test can tell a flag no rule looks at."""
+    """The flags of one command line by name. Reads are noted, so that a test can tell a flag no rule looks at.
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    broken: flags that were written with a value that cannot be used: there is a problem for each already.
+    """
+
+    def __init__(self, values: dict[str, Any], broken: Iterable[str] = ()) -> None:
         self.values = values
+        self.broken = frozenset(broken) - set(values)
         self.read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -28,6 +37,10 @@ class Given:
         self.read.add(name)
         assert name in FLAGS, name
         return name in self.values
+
+    def absent(self, name: str) -> bool:
+        """Whether the flag was not written at all, not even with a wrong value: only then may it be called missing."""
+        return name not in self and name not in self.broken
 
     def get(self, name: str) -> Any:
         """The flag's value, or Megatron's default, or None."""
@@ -57,9 +70,27 @@ def typed(flag: Flag, words: Sequence[str]) -> Any:
         return _chosen(flag, words[0])
     kind, name = _TYPES[flag.type]
     try:
-        return kind(words[0])
+        value = kind(words[0])
     except ValueError:
         raise ValueError(f"--{flag.name} {words[0]!r} is not {name}") from None
+    if kind is not str:
+        _check_number(flag, value)
+    return value
+
+
+def _check_number(flag: Flag, value: float) -> None:
+    """Finite, in the range of the field it sets, and of a size that any rule can count with. Raises ValueError.
+
+    Where a rule works the field out, counts below 0 may mean "all" or "none" (`--most-recent-k -1`).
+    """
+    limit = LIMITS.get(flag.target) if flag.fate == "=" or not math.isfinite(value) else None
+    if limit is None and (flag.name.endswith("-parallel-size") or flag.name in _COUNTED_RANKS):
+        limit = Limit(1, MOST_RANKS)
+    if limit is not None and not limit.holds(value):
+        raise ValueError(f"--{flag.name} is {shown_value(value)}; it must be {limit.words(value)}")
+    if not math.isfinite(value) or abs(value) > (MOST if flag.type == "i" else sys.float_info.max):
+        most = f" of at most {MOST:,}" if flag.type == "i" else ""
+        raise ValueError(f"--{flag.name} is {shown_value(value)}; it must be a finite number{most}")
 
 
 def _chosen(flag: Flag, word: str) -> str:
@@ -74,6 +105,7 @@ def parse(arguments: Sequence[str]) -> tuple[Given, list[str]]:
     """The flags given, and one sentence for each word that cannot be used."""
     values: dict[str, Any] = {}
     problems: list[str] = []
+    broken: set[str] = set()
     for name, words in _grouped(arguments, problems):
         flag = FLAGS.get(name)
         if flag is None:
@@ -86,7 +118,8 @@ def parse(arguments: Sequence[str]) -> tuple[Given, list[str]]:
             values[flag.name] = typed(flag, words[:limit])
         except ValueError as error:
             problems.append(str(error))
-    return Given(values), problems + _refused(values)
+            broken.add(flag.name)
+    return Given(values, broken), problems + _refused(values)
 
 
 def _grouped(arguments: Sequence[str], problems: list[str]) -> list[tuple[str, list[str]]]:

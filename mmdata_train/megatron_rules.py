@@ -107,7 +107,7 @@ def schedule_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
     styles = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd"}
     if style not in styles:
         raise ConfigError(f"--lr-decay-style {style} is not offered; choose from {', '.join(styles)}")
-    if "lr" not in flags:
+    if flags.absent("lr"):
         notices.append("--lr is absent: the engine's 1e-5 is used")
     fields: Fields = {"train.lr_schedule": styles[style], "train.warmup_steps": _warmup(flags, notices)}
     if (length := _decay_steps(flags, notices)) is not None:
@@ -164,11 +164,16 @@ def length_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
     """Batches, the number of steps, seeds."""
     micro = flags.get("micro-batch-size")
     if micro is None:
+        if not flags.absent("micro-batch-size"):
+            return {}
         raise ConfigError("--micro-batch-size is missing; give the sequences one rank computes at a time, such as 1")
     batch = flags.get("global-batch-size")
     if batch is None:
         batch = micro * data_ranks
-        notices.append(f"--global-batch-size is absent: one micro-batch on each of {data_ranks} data ranks, {batch}")
+        if flags.absent("global-batch-size"):
+            notices.append(
+                f"--global-batch-size is absent: one micro-batch on each of {data_ranks} data ranks, {batch}"
+            )
     fields: Fields = {"train.micro_batch_size": micro, "train.global_batch_size": batch}
     fields |= {"train.seed": flags.get("seed"), "data.seed": flags.get("seed")}
     if "rampup-batch-size" in flags:
@@ -201,9 +206,10 @@ def data_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
     """Sequence length, shards, sample order, document boundaries. What is missing is the caller's to say."""
     fields: Fields = {}
     length = flags.get("seq-length")
-    if length is None:
+    if length is None and flags.absent("seq-length"):
         raise ConfigError("--seq-length is missing; give the tokens of one sample, such as 2048")
-    fields["data.seq_length"] = length
+    if length is not None:
+        fields["data.seq_length"] = length
     named = [name for name in ("data-path", "train-data-path", "mock-data") if flags.first([name])]
     if len(named) > 1:
         raise ConfigError(f"--{named[0]} and --{named[1]} are both given; keep one")
@@ -263,7 +269,7 @@ def _boundaries(flags: Given, notices: Notices) -> Fields:
 def output_rule(flags: Given, data_ranks: int, notices: Notices) -> Fields:
     """Checkpoints kept, logs, evaluation, adapters."""
     keep = flags.get("most-recent-k")
-    if "save" not in flags:
+    if flags.absent("save"):
         notices.append("--save is absent: checkpoints and logs go into runs/finetune")
     fields: Fields = {
         "output.dir": flags.get("save") or "runs/finetune",

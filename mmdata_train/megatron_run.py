@@ -83,7 +83,7 @@ def prepare(arguments: Sequence[str], world_size: int | None = None) -> Prepared
         _load(plan)
     except (CheckpointError, ConfigError) as error:
         plan.problems.append(f"--load: {error}")
-    missing = [f"--{name}" for name in REQUIRED if plan.needs_shape and name not in plan.given]
+    missing = [f"--{name}" for name in REQUIRED if plan.needs_shape and plan.given.absent(name)]
     if missing:
         plan.problems.append(
             f"{', '.join(missing)} missing: give the model's shape, or a Hugging Face folder with --load"

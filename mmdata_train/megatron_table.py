@@ -49,7 +49,10 @@ _DDP = "gradients are reduced layer by layer as they are ready"
 _LOGGED = "loss, gradient norm, rate, tokens/s, TFLOP/s, MFU and memory are logged at every --log-interval"
 _WANDB = "runs of --wandb-project are named after the --save folder, where wandb's own files go; WANDB_ENTITY is heeded"
 _PROFILE = "no profile is taken by this command; wrap mmdata_train.finetune with torch.profiler"
-_FORMAT = "checkpoints are torch's distributed ones, readable in any layout"
+_FORMAT = (
+    "checkpoints are this engine's own, readable in any layout: torch.distributed.checkpoint's index over plain bytes,"
+    " which its FileSystemReader cannot read; `mmdata-train export` makes a Hugging Face folder"
+)
 _RECOMPUTE = "every layer is recomputed alike; results are the same, memory and time may differ"
 
 _TABLE = f"""

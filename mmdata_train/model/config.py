@@ -18,7 +18,7 @@ RopeKind = Literal["linear", "llama3", "yarn"]
 _WIDTH = Limit(1, MOST_WIDTH)
 _DERIVED = Limit(0, MOST_WIDTH, hint="leave it out to have it follow from the others")
 _POSITIVE = Limit(0, above=True)
-_MODEL = {
+MODEL_LIMITS = {
     **dict.fromkeys(("vocab_size", "hidden_size", "num_heads", "max_positions", "vocab_multiple"), _WIDTH),
     **dict.fromkeys(("num_kv_heads", "head_dim", "intermediate_size"), _DERIVED),
     "num_layers": Limit(1, MOST_LAYERS),
@@ -98,7 +98,7 @@ class ModelConfig:
     """
 
     def __post_init__(self) -> None:
-        check_numbers(self, "model.", _MODEL, ModelError)
+        check_numbers(self, "model.", MODEL_LIMITS, ModelError)
         defaults = {
             "num_kv_heads": self.num_kv_heads or self.num_heads,
             "head_dim": self.head_dim or self.hidden_size // max(self.num_heads, 1),

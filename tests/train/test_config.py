@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import yaml
@@ -11,7 +11,7 @@ import yaml
 from mmdata.errors import OutputError
 from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig, load_config
 from mmdata_train.config_checks import check_run
-from mmdata_train.config_io import apply_overrides, build, dump_yaml, load_mapping
+from mmdata_train.config_io import ALIASES, apply_overrides, build, dump_yaml, load_mapping
 from mmdata_train.errors import ConfigError
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.schedules import SCHEDULES, rank_of_stage, split_layers, stages_of_rank
@@ -79,6 +79,41 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
 def test_a_wrong_value_names_its_key_and_what_would_work(mapping: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         build(TrainConfig, mapping)
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "meant"),
+    [
+        ("train", "learning_rate", "lr?"),
+        ("train", "batch_size", "global_batch_size (of the whole step"),
+        ("train", "gradient_accumulation_steps", "global_batch_size (micro_batch_size x data ranks x accumulation"),
+        ("train", "max_steps", "steps?"),
+        ("train", "num_train_epochs", "epochs?"),
+        ("train", "num-epochs", "epochs?"),
+        ("train", "warmup_fraction", "warmup_ratio?"),
+        ("train", "max_grad_norm", "clip_grad?"),
+        ("train", "max_seq_length", "data.seq_length?"),
+        ("data", "max_length", "seq_length?"),
+        ("parallel", "tp", "tensor?"),
+        ("output", "save_steps", "save_every?"),
+        ("", "learning_rate", "train.lr?"),
+        ("", "model_name_or_path", "model?"),
+        ("", "lora_r", "lora_rank?"),
+        ("train", "lerning_rate", "lr?"),
+    ],
+)
+def test_key_of_another_trainer_is_told_by_ours(where: str, key: str, meant: str) -> None:
+    mapping: dict[str, Any] = {"model": "m"} | ({where: {key: 1}} if where else {key: 1})
+    with pytest.raises(ConfigError) as caught:
+        build(TrainConfig, mapping)
+    assert f"{key} is unknown; did you mean {meant}" in str(caught.value)
+
+
+def test_every_key_named_as_ours_is_one() -> None:
+    for meant in ALIASES.values():
+        kind: Any = TrainConfig
+        for name in meant.split(" ")[0].rstrip(":").split("."):
+            kind = get_type_hints(kind)[name]
 
 
 def test_override_without_a_value_is_refused() -> None:
@@ -182,9 +217,9 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> Non
 
 def test_an_output_folder_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from mmdata_train.run import make_output
+    from mmdata_train.run import own_output
 
     (tmp_path / "file").write_bytes(b"")
     config = build(TrainConfig, {"model": "m", "data": {}, "output": {"dir": str(tmp_path / "file" / "run")}})
-    with pytest.raises(OutputError, match="run: cannot be written"):
-        make_output(config)
+    with pytest.raises(OutputError, match="run: cannot be written"), own_output(config):
+        pass

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from megatron_lines import read
+from megatron_lines import SIZES, read
 
+from mmdata_train.errors import CommandLineError
 from mmdata_train.megatron_flags import in_flags, translate
+from mmdata_train.megatron_run import prepare
+from mmdata_train.megatron_table import FLAGS
 
 
 def test_published_llama_3_command_is_understood_but_for_what_changes_results() -> None:
@@ -46,6 +49,16 @@ REFUSED = [
     ("--hiden-size 3", "--hiden-size is unknown; did you mean --hidden-size?"),
     ("--xyzzy", "--xyzzy is unknown; docs/megatron-flags.md lists all"),
     ("--lr fast", "--lr 'fast' is not a number"),
+    ("--lr nan", r"--lr is nan; it must be finite and at least 0; such as 1e-5"),
+    ("--lr -inf", "--lr is -inf; it must be finite and at least 0"),
+    ("--clip-grad nan", "--clip-grad is nan; it must be finite and at least 0; 1 is usual, 0 turns clipping off"),
+    ("--loss-scale-window nan", "--loss-scale-window is nan; it must be finite and at least 1"),
+    ("--lr-wsd-decay-iters 0x", "--lr-wsd-decay-iters '0x' is not a whole number"),
+    ("--adam-eps 0", "--adam-eps is 0.0; it must be above 0"),
+    ("--exit-duration-in-mins -1", "--exit-duration-in-mins is -1.0; it must be at least 0"),
+    ("--num-layers 1000000000", "--num-layers is 1000000000; it must be at least 1 and at most 10,000"),
+    ("--pipeline-model-parallel-size 1000000000", "--pipeline-model-parallel-size is 1000000000; it must be at"),
+    (f"--train-samples {10**30}", "--train-samples is 1000000000000000000000000000000; it must be a finite number of"),
     ("--num-layers", "--num-layers needs a value"),
     ("--fp16 yes", "--fp16 'yes' is neither true nor false"),
     ("--num-layers 4 5", "'5' after --num-layers belongs to no flag"),
@@ -103,3 +116,30 @@ def test_messages_speak_in_flags() -> None:
     assert in_flags("train.global_batch_size 7, data.seq_length") == "--global-batch-size 7, --seq-length"
     assert in_flags("model.num_kv_heads 5, lora_rank is 8") == "--num-query-groups 5, --lora-rank is 8"
     assert in_flags("train.lr is not train.lr_schedule") == "--lr is not --lr-decay-style"
+
+
+FLOATS = [flag.name for flag in FLAGS.values() if flag.type == "f" and flag.fate != ">"]
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_no_number_of_a_command_line_may_be_nan_or_infinite(name: str, bad: str) -> None:
+    found = read(f"--{name} {bad}").problems
+    assert any(text.startswith((f"--{name} is {bad}; it must be", f"--{name} is not offered")) for text in found), found
+
+
+def test_flag_with_a_wrong_value_is_not_called_missing_or_absent_too() -> None:
+    """For each flag that some message may call missing."""
+    words = "--num-layers x --hidden-size x --num-attention-heads x --max-position-embeddings x --seq-length x"
+    words += (
+        " --micro-batch-size x --global-batch-size x --lr x --hidden-dropout x --train-iters 2.5 --mock-data --save a"
+    )
+    with pytest.raises(CommandLineError) as caught:
+        prepare(words.split())
+    told = (*caught.value.problems, *caught.value.notices)
+    assert len(caught.value.problems) == 10 and not any(
+        word in text for text in told for word in ("missing", "absent", "unless --train-iters", "dropout is 0")
+    ), told
+    with pytest.raises(CommandLineError) as caught:
+        prepare([*SIZES.split(), "--data-path", "0.3", "a", "0.7"])
+    assert len(caught.value.problems) == 1 and "neither prefixes alone" in caught.value.problems[0]
