@@ -22,7 +22,16 @@ from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.lora.start import holds_adapters
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder, canonical_name
-from mmdata_train.run_folder import RUN_CHECKPOINTS, STATE, checkpoint_at, latest_checkpoint, read_state
+from mmdata_train.run_folder import (
+    RUN_CHECKPOINTS,
+    RUN_STATE,
+    STATE,
+    check_state,
+    checkpoint_at,
+    latest_checkpoint,
+    read_state,
+    step_folder,
+)
 from mmdata_train.session import model_config, planned_tokens
 
 
@@ -46,6 +55,10 @@ def settle(config: TrainConfig) -> Beginning:
     """
     found = latest_checkpoint(config.output.dir / RUN_CHECKPOINTS)
     state = read_state(found) if found is not None else None
+    if found is not None and state is not None:
+        check_state(found, state, RUN_STATE)
+        if step_folder(state["step"]) != found.name:
+            raise CheckpointError(f"{found / STATE} is of step {state['step']}; use the checkpoint of that name")
     if found is None or config.lora is not None:
         config = replace(config, start_from=_base(config.start_from, state))
     model, lora = model_config(config), config.lora

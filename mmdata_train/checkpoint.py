@@ -12,7 +12,7 @@ float32.
 
 from __future__ import annotations
 
-import json
+import datetime
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from mmdata.indexed.durable import sync_directory, write_durably
@@ -30,15 +31,30 @@ from mmdata_train.checkpoint_format import load_tensors, read_index
 from mmdata_train.checkpoint_storage import RawWriter
 from mmdata_train.config_io import to_mapping
 from mmdata_train.errors import CheckpointError
+from mmdata_train.foreign_text import TOO_LONG, useful_part
+from mmdata_train.json_text import json_text
 from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.loss import to_local
+from mmdata_train.mesh import group_limit
 from mmdata_train.model.decoder import canonical_name
 from mmdata_train.parallelize import ModelParts
-from mmdata_train.run_folder import BEST, FORMAT, LATEST, STATE, STEP_FOLDER, read_state, step_folder
+from mmdata_train.run_folder import (
+    BEST,
+    ENGINE_STATE,
+    FORMAT,
+    LATEST,
+    STATE,
+    STEP_FOLDER,
+    check_state,
+    read_state,
+    step_folder,
+)
 from mmdata_train.slices import named_weights
 from mmdata_train.step import Engine
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+SAVE_LIMITS = 3
+"""Ranks that wrote their files wait for the slowest one as long as so many collectives may (its disk may be shared)."""
 
 
 def named_state(engine: Engine, *, optimizer: bool = True) -> Iterator[tuple[str, Tensor, bool]]:
@@ -126,6 +142,18 @@ def check_adapters(checkpoint: Path, stored: dict[str, Any] | None, lora: LoraCo
             )
 
 
+def _cause(problem: BaseException, limit: datetime.timedelta) -> str:
+    """One line: which rank could not write what, and why; ranks that could not either say so themselves."""
+    if isinstance(problem, CheckpointException) and problem.failures:
+        rank, (inner, _) = min(problem.failures.items(), key=lambda failure: failure[0])
+        return f"rank {rank}: {useful_part(inner)}"
+    told = useful_part(problem)
+    if TOO_LONG.search(told):
+        minutes = limit.total_seconds() / 60
+        return f"a rank did not finish its part within {minutes:g} minutes, {SAVE_LIMITS} x parallel.timeout_minutes"
+    return told
+
+
 @dataclass(slots=True)
 class Checkpointer:
     """Saves and loads one run's checkpoints. Made on every rank together: it owns a process group for its thread.
@@ -142,7 +170,7 @@ class Checkpointer:
     _problem: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.group = dist.new_group(backend="gloo")
+        self.group = dist.new_group(backend="gloo", timeout=SAVE_LIMITS * group_limit())
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             for left in self.folder.glob("step_*.tmp"):
@@ -152,7 +180,7 @@ class Checkpointer:
     def save(self, engine: Engine, state: dict[str, Any], *, best: bool = False) -> None:
         """Begin writing the checkpoint of `state["step"]`; waits for the former save first.
 
-        Raises CheckpointError if that one failed.
+        Raises CheckpointError if that one failed. The state must be finite: see Engine.require_finite.
         """
         self.wait()
         fill_optimizer_state(engine)
@@ -177,10 +205,18 @@ class Checkpointer:
         if self._problem:
             problem = self._problem.pop()
             self._problem.clear()
+            former = self.folder / LATEST
+            name = former.read_text(encoding="utf-8").strip() if former.is_file() else None
             raise CheckpointError(
-                f"the checkpoint in {self.folder} could not be written ({problem}); the former one is still in use:"
+                f"the checkpoint in {self.folder} could not be written ({_cause(problem, self.limit)});"
+                f" {f'the former one, {name}, stays in use' if name else 'no former one is there'}:"
                 " free disk space, or look at the first failing rank"
             ) from problem
+
+    @property
+    def limit(self) -> datetime.timedelta:
+        """How long a rank waits for the others' part of a save."""
+        return group_limit(self.group)
 
     def _write(self, tensors: dict[str, Tensor], state: dict[str, Any], best: bool) -> None:
         target = self.folder / step_folder(int(state["step"]))
@@ -203,7 +239,7 @@ class Checkpointer:
                 shutil.rmtree(temporary, ignore_errors=True)
 
     def _publish(self, temporary: Path, target: Path, state: dict[str, Any], best: bool) -> None:
-        write_durably(str(temporary / STATE), json.dumps(state, indent=1, ensure_ascii=False).encode())
+        write_durably(str(temporary / STATE), json_text(state, indent=1).encode())
         if target.exists():
             shutil.rmtree(target)
         temporary.replace(target)
@@ -232,6 +268,8 @@ class Checkpointer:
         Raises CheckpointError naming the first tensor that is missing or has another shape. A collective.
         """
         state = read_state(checkpoint)
+        if not weights_only:
+            check_state(checkpoint, state, ENGINE_STATE)
         check_adapters(checkpoint, state.get("lora"), engine.model.lora)
         if not weights_only:
             fill_optimizer_state(engine, float(state["optimizer_steps"]))

@@ -10,7 +10,9 @@ a part of one takes the memory of the chunk.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+import shutil
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import RawIOBase
 from pathlib import Path
@@ -31,14 +33,36 @@ RAW = ("mmdata.raw/1",)
 T = TypeVar("T")
 
 
+@contextmanager
+def writing(path: Path, size: int | None = None) -> Iterator[None]:
+    """Turn the system's errors while writing `path` into CheckpointError: path, cause, bytes to be written and free."""
+    try:
+        yield
+    except OSError as error:
+        told = "" if size is None else f"; {size:,} bytes are to be written to it"
+        with suppress(OSError):
+            told += f"{',' if told else ';'} {shutil.disk_usage(path.parent).free:,} are free there"
+        raise CheckpointError(f"{path}: {error.strerror or error}{told}") from error
+
+
 class RawWriter(FileSystemWriter):
-    """torch's file writer, with raw tensors. Files are on disk when a save returns."""
+    """torch's file writer, with raw tensors. Files are on disk when a save returns.
+
+    Raises CheckpointError naming the file that cannot be written, the cause and the bytes needed and free.
+    """
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As torch does: makes the folder."""
+        with writing(Path(self.path)):
+            return super().prepare_local_plan(plan)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's tensors one behind the other."""
         name = f"{plan.storage_data.prefix}0.distcp"
         results = []
-        with (Path(self.path) / name).open("wb") as file:
+        size = sum(_bytes_of(planner.resolve_data(item)) for item in plan.items)
+        path = Path(self.path) / name
+        with writing(path, size), path.open("wb") as file:
             for item in plan.items:
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, Tensor), f"{item.index.fqn}: a checkpoint's state is tensors"
@@ -69,7 +93,13 @@ class RawWriter(FileSystemWriter):
         if isinstance(metadata.planner_data, dict):
             paths = metadata.planner_data.items()
             metadata.planner_data = {shared.of(n): tuple(map(shared.of, path)) for n, path in paths}
-        super().finish(metadata, [[_lean(result, shared) for result in part] for part in results])
+        with writing(Path(self.path) / ".metadata"):
+            super().finish(metadata, [[_lean(result, shared) for result in part] for part in results])
+
+
+def _bytes_of(tensor: object) -> int:
+    """With the checksum behind it."""
+    return tensor.nbytes + 8 if isinstance(tensor, Tensor) else 0
 
 
 class _Shared:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from mmdata_train.config import TrainConfig
 from mmdata_train.errors import MemoryExhaustedError, RankError
+from mmdata_train.foreign_text import TOO_LONG, useful_part
 from mmdata_train.loss import to_local
 from mmdata_train.step import Engine
 
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|cannot allocate memory", re.IGNORECASE)
-_TOO_LONG = re.compile(r"timed out|timeout", re.IGNORECASE)
 _PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted)|broken pipe|remote process exited", re.IGNORECASE)
 
 
@@ -41,10 +41,10 @@ def explained(config: TrainConfig) -> Iterator[Watched]:
     except MemoryError as error:
         raise MemoryExhaustedError(memory_message(config, watched.engine, str(error) or "MemoryError")) from error
     except RuntimeError as error:
-        first = str(error).split("\n", 1)[0]
+        first = useful_part(error)
         if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(first):
             raise MemoryExhaustedError(memory_message(config, watched.engine, first)) from error
-        if _TOO_LONG.search(first):
+        if TOO_LONG.search(first):
             raise RankError(
                 f"a collective waited longer than parallel.timeout_minutes ({config.parallel.timeout_minutes:g}): a"
                 " rank is stuck, gone or much slower than this one. Look at the lines of the rank that failed first;"

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -102,7 +103,7 @@ class RankPool:
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            place = _Place(rank, self.size, store, self.device, self.threads, dict(os.environ))
+            place = _Place(rank, self.size, store, self.device, self.threads, self.deadline_s, dict(os.environ))
             process = context.Process(target=_serve, args=(place, theirs), daemon=True)
             process.start()
             theirs.close()
@@ -128,8 +129,8 @@ class RankPool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a rank is told at its start. store: the file the ranks meet at. environment: of the process that starts it;
-    the server that forks it has that of an earlier moment.
+    """What a rank is told at its start. store: the file the ranks meet at. deadline_s: of a call, which no collective
+    outlasts. environment: of the process that starts it; the server that forks it has that of an earlier moment.
     """
 
     rank: int
@@ -137,6 +138,7 @@ class _Place:
     store: str
     device: DeviceType
     threads: int
+    deadline_s: float
     environment: dict[str, str]
 
 
@@ -172,4 +174,7 @@ def _start_group(place: _Place) -> None:
     if place.device == "cuda":
         torch.cuda.set_device(place.rank)
         backend = "cuda:nccl,cpu:gloo"
-    dist.init_process_group(backend, init_method=Path(place.store).as_uri(), rank=place.rank, world_size=place.size)
+    dist.init_process_group(
+        backend, init_method=Path(place.store).as_uri(), rank=place.rank, world_size=place.size,
+        timeout=timedelta(seconds=place.deadline_s),
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """The rank grid as torch process groups: made once, passed along as a value.
 
 Axes from slowest to fastest: pipeline, replica, shard, tensor (Megatron's order; data = replica x shard). Making a
-mesh makes one process group an axis and is a collective: every rank calls it in the same order.
+mesh makes one process group an axis and is a collective: every rank calls it in the same order. A group made without a
+limit of its own has torch's (gloo 30 minutes, NCCL 10), whatever the default group has: each is given the run's.
 """
 
 from __future__ import annotations
@@ -74,6 +75,25 @@ def start_process_group(device_type: str, timeout_minutes: float) -> bool:
     return True
 
 
+def group_limit(group: dist.ProcessGroup | None = None) -> datetime.timedelta:
+    """How long a collective of a group (the default one unless given) may wait: the longest of its backends' limits."""
+    chosen = group or distributed_c10d._get_default_group()
+    limits: list[datetime.timedelta] = [chosen._get_backend(device).options._timeout for device in chosen._device_types]
+    return max(limits)
+
+
+@contextlib.contextmanager
+def _limiting_new_groups(limit: datetime.timedelta) -> Iterator[None]:
+    """Give `limit` to each group of this rank that the body makes; its first collective has it already.
+
+    By the groups' own setting: init_device_mesh takes the options of one backend, and a group of ours may have two.
+    """
+    former = set(distributed_c10d._world.pg_map)
+    yield
+    for group in distributed_c10d._world.pg_map.keys() - former:
+        distributed_c10d._set_pg_timeout(limit, group)
+
+
 @contextlib.contextmanager
 def joined_ranks(device_type: str, timeout_minutes: float) -> Iterator[None]:
     """The ranks' default group for as long as the block runs; groups made inside end with it, whatever happened.
@@ -123,12 +143,16 @@ def groups_ended() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """One rank's view of the grid. With one data rank there is nothing to shard, so `zero_stage` is 0 then."""
+    """One rank's view of the grid. With one data rank there is nothing to shard, so `zero_stage` is 0 then.
+
+    limit: what a collective of its groups may take.
+    """
 
     world: DeviceMesh
     layout: ParallelLayout
     device: torch.device
     zero_stage: int
+    limit: datetime.timedelta
 
     @classmethod
     def make(cls, parallel: ParallelConfig, device: torch.device) -> Mesh:
@@ -137,7 +161,10 @@ class Mesh:
         zero_stage = parallel.zero_stage if layout.data > 1 else 0
         shard = 1 if zero_stage == 0 else parallel.shard_size or layout.data
         shape = (layout.pipeline, layout.data // shard, shard, layout.tensor)
-        return cls(init_device_mesh(device.type, shape, mesh_dim_names=AXES), layout, device, zero_stage)
+        limit = datetime.timedelta(minutes=parallel.timeout_minutes)
+        with _limiting_new_groups(limit):
+            grid = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
+        return cls(grid, layout, device, zero_stage, limit)
 
     def rank_on(self, axis: str) -> int:
         """This rank's place on one axis."""

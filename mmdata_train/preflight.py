@@ -23,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mmdata_train.errors import RankError
+from mmdata_train.foreign_text import useful_part
 
 SECONDS = 120.0
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, Linux
@@ -112,11 +113,10 @@ def meet(seconds: float = SECONDS) -> tuple[Any, int, int]:
         )
     except (dist.DistError, TimeoutError, RuntimeError, ValueError) as error:
         name, address = chosen_interface(interfaces(), master)
-        first = str(error).split("\n", 1)[0]
         raise RankError(
             f"rank {rank} ({socket.gethostname()}, interface {name}, {address}) cannot meet the others at"
             f" {master}:{port} within {seconds:g} s: is rank 0 up, is the port open in the firewall, is MASTER_ADDR the"
-            f" address of the right network? ({first})"
+            f" address of the right network? ({useful_part(error)})"
         ) from None
     return store, rank, world
 

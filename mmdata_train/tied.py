@@ -67,7 +67,7 @@ def _pair_group(mesh: Mesh, last: int) -> dist.ProcessGroup | None:
     mine = None
     for column in range(grid.shape[1]):
         ranks = [int(grid[0, column]), int(grid[last, column])]
-        group = dist.new_group(ranks)
+        group = dist.new_group(ranks, timeout=mesh.limit)
         if dist.get_rank() in ranks:
             mine = group
     return mine
