@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -18,13 +19,30 @@ from mmdata_train.data.cli import data_command
 from mmdata_train.errors import exit_code_of
 from mmdata_train.evaluate.cli import evaluate_command
 from mmdata_train.export.cli import export_command
+from mmdata_train.foreign_text import useful_part
 from mmdata_train.generation.cli import generate_command
+from mmdata_train.json_text import json_text
 
 NO_PARITY = "parallel.parity_check=false"
 
 
+_FULL = "free disk space, or choose another disk"
+_DENIED = "choose a folder that this user may write to (output.dir), or change its rights"
+REMEDIES = {
+    errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EACCES: _DENIED, errno.EPERM: _DENIED, errno.EROFS: _DENIED, errno.EIO: "look at the disk's health",
+    errno.ENAMETOOLONG: "choose a shorter path", errno.ELOOP: "look at the links in the path",
+    errno.EISDIR: "give a file", errno.ENOTDIR: "a file stands where a folder should be; give another path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)", errno.ENFILE: "too many files are open on this machine",
+    errno.ESTALE: "the network file system lost the file; mount it again",
+}  # fmt: skip
+"""What to do about the file system's refusals; other OSErrors are taken for mistakes of ours."""
+
+
 class _Group(click.Group):
-    """Turns the package's errors into one line and an exit code: 2 for wrong usage, 1 for the rest."""
+    """Turns the package's errors, and refusals of the file system, into one line and an exit code: 2 for wrong usage, 1
+    for the rest.
+    """
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -32,9 +50,17 @@ class _Group(click.Group):
         except MMDataError as error:
             if ctx.params.get("debug"):
                 raise
-            rank = os.environ.get("RANK")
-            click.echo(f"error: {f'rank {rank}: ' if rank else ''}{error}", err=True)
-            sys.exit(exit_code_of(error))
+            sys.exit(_told(str(error), exit_code_of(error)))
+        except OSError as error:
+            if ctx.params.get("debug") or error.errno not in REMEDIES:
+                raise
+            sys.exit(_told(f"{useful_part(error)}; {REMEDIES[error.errno]}", 1))
+
+
+def _told(text: str, code: int) -> int:
+    rank = os.environ.get("RANK")
+    click.echo(f"error: {f'rank {rank}: ' if rank else ''}{text}", err=True)
+    return code
 
 
 @click.group(cls=_Group)
@@ -75,7 +101,7 @@ def finetune(config: str, overrides: tuple[str, ...], no_parity: bool, allow_ran
         return ranks.start_ranks(count, sys.argv[1:])
     summary = run.finetune(settings)
     if as_json and os.environ.get("RANK", "0") == "0":
-        click.echo(json.dumps(asdict(summary)))
+        click.echo(json_text(asdict(summary)))
 
 
 @main.command()

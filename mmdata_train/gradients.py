@@ -49,6 +49,22 @@ def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str | None:
     return None
 
 
+def first_non_finite_tensor(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The first tensor whose shard on this rank holds inf or nan. One look at the device, and no copy of a tensor."""
+    own = [(name, shard) for name, tensor in named if (shard := to_local(tensor.detach())).numel()]
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for name, shard in own:
+        # The largest magnitude is nan or inf where one value is.
+        by_device.setdefault(shard.device, []).append((name, torch.linalg.vector_norm(shard, ord=math.inf)))
+    bad = {
+        name
+        for largest in by_device.values()
+        for (name, _), good in zip(largest, torch.stack([v for _, v in largest]).isfinite().tolist(), strict=True)
+        if not good
+    }
+    return next((name for name, _ in own if name in bad), None)
+
+
 def clip_factor(norm: float, limit: float) -> float:
     """What gradients of this norm are multiplied by; limit 0 turns clipping off. The 1e-6 is torch's."""
     return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0

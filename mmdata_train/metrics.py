@@ -8,8 +8,8 @@ Recomputation does not count as work done.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import logging
 import time
 import uuid
@@ -20,7 +20,10 @@ from typing import Any, TextIO
 
 import torch
 
+from mmdata.errors import OutputError
+from mmdata.indexed.durable import disk_faults
 from mmdata_train.errors import ConfigError
+from mmdata_train.json_text import json_text
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.step import StepResult
 
@@ -146,7 +149,9 @@ def line(record: StepRecord, total_steps: int) -> str:
 class RunLog:
     """Where records go. Only one rank of a run writes; the others hold one that is switched off.
 
-    wandb: project of Weights & Biases. facts: of the run, shown there. Raises ConfigError when it is not installed.
+    wandb: project of Weights & Biases. facts: of the run, shown there. Raises ConfigError when it is not installed,
+    DiskFullError or OutputError with the file's name when a record cannot be written. What is not a number (nan) is
+    null in log.jsonl.
     """
 
     folder: Path
@@ -165,12 +170,17 @@ class RunLog:
             return
         if self.wandb is not None:
             self._wandb = start_wandb(self.wandb, self.folder, self.facts)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = (self.folder / "log.jsonl").open("a", encoding="utf-8", newline="\n")
+        with disk_faults(str(self._path)):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8", newline="\n")
         if self.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self.folder / "tensorboard"))
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "log.jsonl"
 
     def step(self, record: StepRecord) -> None:
         """A training step."""
@@ -195,16 +205,24 @@ class RunLog:
         for name, (loss, tokens) in values.items():
             self._write(f"source/{name}", step, {"loss": loss, "counted_tokens": tokens})
 
-    def event(self, step: int, text: str) -> None:
+    def event(self, step: int, text: str, *, warning: bool = False) -> None:
         """Something that happened once: a save, a signal, an early stop."""
         if self.enabled:
-            logger.info("step %d | %s", step, text)
+            logger.log(logging.WARNING if warning else logging.INFO, "step %d | %s", step, text)
         self._write("event", step, {"text": text})
 
     def _write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps({"kind": kind, **values, "step": step}, ensure_ascii=False) + "\n")
-            self._file.flush()
+            try:
+                with disk_faults(str(self._path)):
+                    self._file.write(json_text({"kind": kind, **values, "step": step}) + "\n")
+                    self._file.flush()
+            except OutputError:
+                # What is still buffered would be tried again when the file is closed.
+                with contextlib.suppress(OSError):
+                    self._file.close()
+                self._file = None
+                raise
         scalars = {
             f"{kind}/{key}": value
             for key, value in values.items()
@@ -219,7 +237,8 @@ class RunLog:
     def close(self) -> None:
         """Flush and close."""
         if self._file is not None:
-            self._file.close()
+            with disk_faults(str(self._path)):
+                self._file.close()
         if self._board is not None:
             self._board.close()
         if self._wandb is not None:

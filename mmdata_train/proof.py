@@ -32,6 +32,7 @@ from mmdata_train.config import ParallelConfig, TrainConfig, TrainingConfig
 from mmdata_train.config_io import build, dump_yaml, to_mapping
 from mmdata_train.data_config import DataConfig
 from mmdata_train.errors import ParityError, RankError
+from mmdata_train.json_text import json_text
 from mmdata_train.launch import DeviceType, RankPool
 from mmdata_train.lora.settings import targets_for
 from mmdata_train.mesh import Mesh
@@ -192,7 +193,7 @@ def remember(proof: Proof) -> None:
     place = _place(proof.facts)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(str(place), json.dumps(dataclasses.asdict(proof), indent=1).encode())
+        write_durably(str(place), json_text(dataclasses.asdict(proof), indent=1).encode())
     except (OSError, OutputError) as error:
         logger.warning("the proof of this layout cannot be kept in %s: %s", place.parent, error)
 

@@ -2,7 +2,8 @@
 
 The number of counted tokens is known before the first forward pass, so the loss is the sum over tokens divided by the
 global number, however the batch was cut. One small sum over the world settles loss, norm and finiteness for every
-rank. A step whose gradients are not finite is skipped, counted, and its parameter named.
+rank. A step whose gradients are not finite is skipped, counted, and its parameter named: weights, Adam's state and its
+count stay those of the last good step. An update that leaves weights which are not finite ends the run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from mmdata_train.batch import Batch
 from mmdata_train.config import ParallelConfig, TrainingConfig
 from mmdata_train.errors import StepError
 from mmdata_train.execute import Executor, SequentialExecutor
-from mmdata_train.gradients import LossScaler, clip_factor, first_non_finite, scale_gradients, sum_of_squares
+from mmdata_train.gradients import (
+    LossScaler,
+    clip_factor,
+    first_non_finite,
+    first_non_finite_tensor,
+    scale_gradients,
+    sum_of_squares,
+)
 from mmdata_train.optim import build_optimizer, learning_rate
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.pipeline import PipelineExecutor
@@ -91,7 +99,8 @@ class Engine:
         return [weight for _, weight in self.model.named_parameters() if not self.tied.is_second_copy(weight)]
 
     def train_step(self, batch: Batch, step: int, *, stop: bool = False) -> StepResult:
-        """Step `step` (0-based). Raises StepError after `max_skipped_steps` non-finite steps in a row.
+        """Step `step` (0-based). Raises StepError after `max_skipped_steps` non-finite steps in a row, and at once
+        where the weights are what is not finite.
 
         stop: this rank wants the run to end; the result says on every rank whether any rank does. `row_losses` holds
         the step's nll by row afterwards, where the head is.
@@ -114,6 +123,7 @@ class Engine:
         if finite and tokens:
             self._update(clip_factor(norm, training.clip_grad) / scale, rate)
         elif not finite:
+            self.require_finite(step)
             culprit = self._name_culprit()
         self._zero_gradients()
         if tokens:
@@ -133,6 +143,24 @@ class Engine:
         self.model.reshard()
         tokens = self._count_tokens(batch)
         return self._sum(self._own_sum(nll))[0], tokens
+
+    def require_finite(self, step: int) -> None:
+        """Raises StepError naming the first weight, or state of Adam, that is not finite after `step` steps; a
+        collective. One read of this rank's shards: asked before each save and after a step that was not finite, so
+        that such weights are neither kept nor trained on.
+        """
+        own: list[tuple[str, Tensor]] = []
+        for name, weight in self.model.named_parameters():
+            own.append((name, weight))
+            state = {} if self.optimizer is None else self.optimizer.state.get(weight, {})
+            own += [(f"{name} ({part})", value) for part, value in state.items() if isinstance(value, Tensor)]
+        found = self._first_named(first_non_finite_tensor(own))
+        if found is not None:
+            raise StepError(
+                f"step {step}: {found} is not finite: an update of this run was too large. Nothing of it is saved, the"
+                f" last checkpoint stays in use; lower train.lr (now {self.training.lr}) or train.clip_grad (now"
+                f" {self.training.clip_grad}), or warm up longer"
+            )
 
     def _update(self, factor: float, rate: float) -> None:
         # Counted here and not read off Adam: a stage without trainable weights has no Adam, and may be rank 0's.
@@ -165,8 +193,13 @@ class Engine:
 
     def _name_culprit(self) -> str | None:
         """The parameter the lowest rank found; a collective."""
+        return self._first_named(first_non_finite(self.model.named_parameters()))
+
+    @staticmethod
+    def _first_named(own: str | None) -> str | None:
+        """The lowest rank's name that is not None; a collective."""
         found: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, first_non_finite(self.model.named_parameters()))
+        dist.all_gather_object(found, own)
         return next((name for name in found if name is not None), None)
 
     def _watch(self, finite: bool, step: int, culprit: str | None) -> None:

@@ -47,12 +47,15 @@ class ValidationSet:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """How a run ended. steps: made in all, resumed ones included."""
+    """How a run ended. steps: made in all, resumed ones included. loss: of the last step, nan where this start made
+    none. skipped: steps of this start that changed no weights.
+    """
 
     steps: int
     loss: float
     best: float | None
     stopped_by: str | None
+    skipped: int = 0
 
 
 def global_rows_at(training: TrainingConfig, consumed: int) -> int:
@@ -88,6 +91,7 @@ class Trainer:
     _spikes: SpikeWatch = field(default_factory=SpikeWatch)
     _best: BestWatch = field(default_factory=BestWatch)
     _saved_at: int = -1
+    _skipped: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._best.delta = self.training.early_stop_delta
@@ -104,8 +108,20 @@ class Trainer:
         self._best.load(state["best"])
 
     def run(self) -> RunSummary:
-        """Train to the last step or until a stop; saves at the end. Raises StepError, CheckpointError."""
-        loss, reason = math.nan, None
+        """Train to the last step or until a stop; saves at the end.
+
+        Raises CheckpointError, and StepError where no step could be made; saves that were under way are ended first.
+        """
+        try:
+            return self._run()
+        except StepError:
+            # Every rank raises it: the save of a good step must not end with the groups.
+            self.checkpointer.wait()
+            raise
+
+    def _run(self) -> RunSummary:
+        loss, begun = math.nan, self.step
+        reason = self._stopped_early(again=True) if self.step else None
         if self.step == 0:
             self._evaluate()
         file = self.output.dir / STOP_FILE if dist.get_rank() == 0 else None
@@ -119,6 +135,8 @@ class Trainer:
                 self.step += 1
                 self.consumed += rows
                 self.log.step(self.meter.record(result, self.step, rows, self.engine.total_steps - self.step))
+                if result.skipped:
+                    self._skipped.append(self.step)
                 self._log_sources(batch)
                 if self._spikes.is_spike(loss) or result.non_finite:
                     self._log_documents(loss)
@@ -128,11 +146,14 @@ class Trainer:
             # Still watched: a signal that comes now must not end the last save.
             if reason is not None:
                 self.log.event(self.step, f"stopping: {reason}")
+            self._tell_skipped(self.step - begun, natural_end=reason is None)
             if self._saved_at != self.step:
                 self._save(best=False)
             self.checkpointer.wait()
         self.log.close()
-        return RunSummary(self.step, loss, None if math.isinf(self._best.best) else self._best.best, reason)
+        return RunSummary(
+            self.step, loss, None if math.isinf(self._best.best) else self._best.best, reason, len(self._skipped)
+        )
 
     def _after_step(self) -> str | None:
         """Evaluate and save where due; a reason to stop early, or None."""
@@ -142,11 +163,36 @@ class Trainer:
             best = self._evaluate()
         if best or (self.output.save_every and self.step % self.output.save_every == 0):
             self._save(best=best)
-        limit = training.early_stop_after
-        if limit and self._best.since >= limit:
-            least = f" by {self._best.delta:g} or more" if self._best.delta else ""
-            return f"no better validation loss{least} in {limit} evaluations"
-        return None
+        return self._stopped_early()
+
+    def _stopped_early(self, *, again: bool = False) -> str | None:
+        """Why the evaluations so far end the run, or None; a run that is continued asks before its first step."""
+        limit = self.training.early_stop_after
+        if not limit or self._best.since < limit:
+            return None
+        least = f" by {self._best.delta:g} or more" if self._best.delta else ""
+        reason = f"no better validation loss{least} in {limit} evaluations"
+        return f"{reason}: stopped there before; to go on raise train.early_stop_after" if again else reason
+
+    def _tell_skipped(self, made: int, *, natural_end: bool) -> None:
+        """What the steps that changed no weights mean for the run. Raises StepError where it trained nothing."""
+        if not self._skipped:
+            return
+        several = f"{len(self._skipped)} of {made} steps changed no weights, the first was step {self._skipped[0]}"
+        if natural_end and self.engine.skipped_in_a_row >= made:
+            raise StepError(
+                f"{several}: not one had finite gradients, so nothing was trained and nothing is saved; lower train.lr"
+                f" (now {self.training.lr}), look at the data, or use precision bf16"
+            )
+        last = self._skipped[-1] == self.step
+        kept = f"; the weights are those of step {self._last_good()}" if last else ""
+        self.log.event(self.step, f"{several}{kept}", warning=True)
+
+    def _last_good(self) -> int:
+        step = self.step
+        while step in self._skipped:
+            step -= 1
+        return step
 
     def _evaluate(self) -> bool:
         """Loss and perplexity of each validation set; True when the set that decides got better."""
@@ -173,6 +219,7 @@ class Trainer:
         return better and self.step > 0
 
     def _save(self, *, best: bool) -> None:
+        self.engine.require_finite(self.step)
         state = {
             "step": self.step,
             "consumed": self.consumed,

@@ -20,6 +20,7 @@ from mmdata.indexed.durable import write_durably
 from mmdata_train.errors import EvaluationError
 from mmdata_train.generation.items import Item
 from mmdata_train.hf_folder import read_json
+from mmdata_train.json_text import json_text
 
 PAGE_SCHEMA = "mmdata.blind/1"
 KEY_SCHEMA = "mmdata.blind-key/1"
@@ -102,7 +103,7 @@ def _for_html(text: str) -> str:
 
 def _for_script(value: Any) -> str:
     """JSON that cannot end its script element, whatever the texts hold."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json_text(value)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
@@ -144,7 +145,7 @@ def write_blind(test: BlindTest, page: Path, title: str, *, overwrite: bool = Fa
     check_page(page, overwrite=overwrite)
     key = key_path(page)
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(str(key), json.dumps(key_of(test), ensure_ascii=False, indent=1).encode())
+    write_durably(str(key), json_text(key_of(test), indent=1).encode())
     write_durably(str(page), page_of(test, title).encode())
     return key
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from mmdata.errors import UsageError
 from mmdata_train.generation.cli import sampling_options
+from mmdata_train.json_text import json_text
 
 
 @click.command("compare")
@@ -49,4 +49,4 @@ def compare_command(sides: tuple[str, ...], ratings: tuple[str, ...], key: str |
         if key is not None:
             raise UsageError("--key belongs to --score")
         result, lines = build(sides, **options)
-    click.echo(json.dumps(result, ensure_ascii=False) if as_json else "\n".join(lines))
+    click.echo(json_text(result) if as_json else "\n".join(lines))

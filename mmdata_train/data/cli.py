@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
 
 from mmdata_train.config import load_config
+from mmdata_train.json_text import json_text
 
 
 @click.command("data")
@@ -41,7 +41,7 @@ def data_command(
     settings = load_config(config, overrides)
     run = open_run(settings, world_size, as_run=trace is not None)
     if trace is not None and as_json:
-        click.echo(json.dumps([asdict(sample) for sample in trace_step(run, trace)], ensure_ascii=False))
+        click.echo(json_text([asdict(sample) for sample in trace_step(run, trace)]))
         return
     if trace is None:
         for line in share_lines(run.data):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from mmdata_train.console import shown_logging
+from mmdata_train.json_text import json_text
 
 _SUITE = ("training", "overlap", "batch_rows", "seed", "output", "allow_contamination", "overwrite")
 _MODEL = ("adapter", "tokenizer", "chat_template", "precision", "system")
@@ -76,7 +76,7 @@ def evaluate_command(as_json: bool, **options: Any) -> None:
         return start_ranks(count, sys.argv[1:])
     found = run.evaluate(suite)
     if os.environ.get("RANK", "0") == "0":
-        text = json.dumps(found.to_json(), ensure_ascii=False) if as_json else "\n".join(results.lines(found))
+        text = json_text(found.to_json()) if as_json else "\n".join(results.lines(found))
         click.echo(text if as_json else f"{text}\n{suite.output / 'page.html'}")
 
 

@@ -6,7 +6,6 @@ subject, and what was noticed. Gains compare each model with the first one, on t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from mmdata.indexed.durable import write_durably
 from mmdata_train.errors import EvaluationError, ModelError
 from mmdata_train.evaluate.scores import Score
 from mmdata_train.hf_folder import read_json
+from mmdata_train.json_text import json_text
 from mmdata_train.whole_folder import Kind
 
 SCHEMA = "mmdata.evaluation/1"
@@ -125,7 +125,7 @@ EVALUATION = Kind("evaluation", RESULTS, EvaluationError, _written, inside_input
 def write_results(evaluation: Evaluation, folder: Path, page: str) -> None:
     """results.json and page.html, each in one step."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(evaluation.to_json(), ensure_ascii=False, indent=1)
+    text = json_text(evaluation.to_json(), indent=1)
     write_durably(str(folder / RESULTS), text.encode())
     write_durably(str(folder / PAGE), page.encode())
 

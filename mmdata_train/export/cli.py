@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from mmdata_train.export.sizes import parse_bytes
+from mmdata_train.json_text import json_text
 
 
 @click.command("export")
@@ -47,4 +47,4 @@ def export_command(checkpoint: Path, max_shard_size: str, as_json: bool, **optio
     result = export_checkpoint(checkpoint, chosen)
     for notice in result.notices:
         click.echo(f"notice: {notice}", err=True)
-    click.echo(json.dumps(asdict(result), ensure_ascii=False) if as_json else "\n".join(result.lines()))
+    click.echo(json_text(asdict(result)) if as_json else "\n".join(result.lines()))

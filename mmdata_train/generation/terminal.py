@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from mmdata_train.generation.items import Item, read_items
 from mmdata_train.generation.model import LoadedModel, facts_line, open_model
 from mmdata_train.generation.prompts import Begin, ChatPrompter, Prompt, named_by, text_prompt
 from mmdata_train.generation.sampling import GenerationOptions
+from mmdata_train.json_text import json_text
 from mmdata_train.precision import Precision
 
 _ASK = "> "
@@ -100,8 +100,8 @@ def _answer(request: Request, options: GenerationOptions, items: list[Item] | No
             writer.write({**item.record, "id": item.id, "prediction": completion.text, "ended": completion.reason})
     elif request.as_json:
         results = [{"id": i.id, "prompt": i.prompt, **asdict(c)} for i, c in zip(items, made, strict=True)]
-        json.dump({**facts_line(model), "options": asdict(options), "results": results}, sys.stdout, ensure_ascii=False)
-        sys.stdout.write("\n")
+        text = json_text({**facts_line(model), "options": asdict(options), "results": results})
+        sys.stdout.write(f"{text}\n")
     elif stream is None:
         for completion in made:
             sys.stdout.write(completion.text + "\n")
