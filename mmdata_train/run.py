@@ -7,8 +7,10 @@ continued.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mmdata.indexed.durable import disk_faults
 from mmdata_train.batch import Batch
-from mmdata_train.beginning import settle
+from mmdata_train.beginning import Beginning, settle
 from mmdata_train.checkpoint import Checkpointer
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
@@ -38,7 +39,7 @@ from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.parity import Curve
 from mmdata_train.proof import prove, reference_if_needed
-from mmdata_train.run_folder import RUN_CHECKPOINTS
+from mmdata_train.run_folder import RUN_CHECKPOINTS, only_run
 from mmdata_train.sampler import ParallelSampler
 from mmdata_train.session import model_config, open_engine
 from mmdata_train.slices import TENSOR_AXIS
@@ -75,10 +76,16 @@ def with_shards(config: TrainConfig) -> TrainConfig:
     return replace(config, data=prepare_data(config.data, config.output.dir / "cache", tokenizer_path(config)))
 
 
-def make_output(config: TrainConfig) -> None:
-    """Make the run's folder. Raises OutputError where it cannot be made: before hours of training, not after."""
-    with disk_faults(str(config.output.dir)):
-        config.output.dir.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def own_output(config: TrainConfig) -> Iterator[None]:
+    """Make the run's folder, and keep other runs out of it while the block runs; rank 0 holds the lock.
+
+    Raises OutputError where it cannot be written to, CheckpointError where another run writes: before hours of
+    training, not after.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    with only_run(config.output.dir) if rank == 0 else contextlib.nullcontext():
+        yield
 
 
 def check_before_ranks(config: TrainConfig, world_size: int) -> int:
@@ -90,8 +97,8 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     begun = settle(config)
     check_run(begun.model, config.parallel, config.train, config.data.seq_length, world_size)
     require_devices(world_size)
-    make_output(config)
-    return open_data(with_shards(config), begun.state)[1]
+    with own_output(config):
+        return open_data(with_shards(config), begun.state)[1]
 
 
 def _log(config: TrainConfig, steps: int, first: bool) -> RunLog:
@@ -139,7 +146,11 @@ def finetune(config: TrainConfig) -> RunSummary:
     """
     # Before raw files are converted, which may take hours: model, targets, the adapter or checkpoint to start from.
     begun = settle(config)
-    make_output(config)
+    with own_output(config):
+        return _finetune(config, begun)
+
+
+def _finetune(config: TrainConfig, begun: Beginning) -> RunSummary:
     prepared = with_shards(begun.config)
     reference = reference_if_needed(prepared)
     device = pick_device()
