@@ -14,6 +14,7 @@ few minutes, most of them the 50M shape on the CPU.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import sys
@@ -95,6 +96,7 @@ def train(config: TrainConfig) -> Record:
     began = time.perf_counter()
     finetune(config)
     seconds = time.perf_counter() - began
+    gc.collect()  # an engine is full of cycles; until they are gone its groups' threads wake 100 times a second
     folder = Path(config.output.dir)
     lines = (folder / "log.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n")
     steps = [record for line in lines if (record := json.loads(line))["kind"] == "train"]

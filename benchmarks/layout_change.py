@@ -1,15 +1,16 @@
 """Saved in one layout, continued in others, exported: the losses of a run that never stopped, and the logits of one.
 
     python benchmarks/layout_change.py --out out/layout_change.json
-    python benchmarks/layout_change.py --device cpu --tiny --ranks 4 --out out/layout_change.json
+    python benchmarks/layout_change.py --device cpu --tiny --ranks 8 --out out/layout_change.json
 
 A few steps from random weights, exported, give the model folder everything starts from. For full fine-tuning and for
-LoRA: 2N steps on one rank are the reference; N steps in each layout of the given number of
-ranks, continued for N more on one rank and in every other layout, must give its losses and gradient norms. In fp32 the
-order of sums differs between layouts and nothing else does: TOLERANCE relative. Then the last checkpoint of each
-layout is exported as a Hugging Face folder (with LoRA: merged) and, where transformers is installed, the exported
+LoRA: 2N steps on one rank are the reference; N steps in each layout of the given number of ranks, continued for N more
+on one rank and in every other layout, must give its losses and gradient norms. With `--ranks 8` each layout of eight
+ranks is continued on four, two and one and in the next layout of eight, and those of one, two and four on eight. In
+fp32 the order of sums differs between layouts and nothing else does: TOLERANCE relative. Then the last checkpoint of
+each layout is exported as a Hugging Face folder (with LoRA: merged) and, where transformers is installed, the exported
 model's logits are compared with those of the first layout's export. Exit code 1 if anything does not hold. About a
-minute on GPUs; needs no tokenizer and no download.
+minute on GPUs; a quarter of an hour with eight ranks on two cores. Needs no tokenizer and no download.
 """
 
 from __future__ import annotations
@@ -39,18 +40,43 @@ LOGITS_TOLERANCE = 1e-3
 """Largest difference of a logit between exports of two layouts, whose weights went through 2N such steps."""
 
 
+def ranks_of(layout: ParallelConfig) -> int:
+    return layout.tensor * layout.pipeline * (layout.data or 1)
+
+
 def layouts(ranks: int) -> dict[str, ParallelConfig]:
-    """By name; of one rank too."""
-    found = {
-        "one rank": ParallelConfig(data=1),
-        f"TP{ranks}": ParallelConfig(tensor=ranks, data=1),
-        f"PP{ranks}": ParallelConfig(pipeline=ranks, data=1),
-        f"FSDP{ranks}": ParallelConfig(data=ranks, zero_stage=3),
-    }
+    """By name: one rank, layouts of that many, and for eight those of four and two that they are continued on."""
+    found = {"one rank": ParallelConfig(data=1)}
+    if ranks == 8:
+        found |= {
+            "TP2": ParallelConfig(tensor=2, data=1),
+            "FSDP2": ParallelConfig(data=2, zero_stage=3),
+            "TP2 PP2": ParallelConfig(tensor=2, pipeline=2, data=1),
+            "FSDP4": ParallelConfig(data=4, zero_stage=3),
+            "TP2 PP2 DP2": ParallelConfig(tensor=2, pipeline=2, data=2, zero_stage=1),
+            "TP4 FSDP2": ParallelConfig(tensor=4, data=2, zero_stage=3),
+            "PP4 DP2": ParallelConfig(pipeline=4, data=2, zero_stage=1),
+        }
+    else:
+        found |= {
+            f"TP{ranks}": ParallelConfig(tensor=ranks, data=1),
+            f"PP{ranks}": ParallelConfig(pipeline=ranks, data=1),
+            f"FSDP{ranks}": ParallelConfig(data=ranks, zero_stage=3),
+        }
     if ranks == 4:
         found["TP2 PP2"] = ParallelConfig(tensor=2, pipeline=2, data=1)
         found["TP2 FSDP2"] = ParallelConfig(tensor=2, data=2, zero_stage=3)
     return {name: replace(layout, parity_check=False) for name, layout in found.items()}
+
+
+def changes(kinds: dict[str, ParallelConfig], ranks: int) -> list[tuple[str, str]]:
+    """Which layout is continued in which: all pairs; of eight ranks, those the module's text names."""
+    if ranks < 8:
+        return [(a, b) for a in kinds for b in kinds if a != b]
+    eight = [name for name, layout in kinds.items() if ranks_of(layout) == 8]
+    fewer = [name for name in kinds if name not in eight]
+    turned = list(zip(eight, eight[1:] + eight[:1], strict=True))
+    return [(a, b) for a in eight for b in fewer] + turned + [(b, eight[0]) for b in fewer]
 
 
 class Runs:
@@ -59,10 +85,14 @@ class Runs:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         device: DeviceType = options.device
         shape = replace(TINY, num_layers=4) if options.tiny else replace(STORIES, num_layers=4)
-        self.job = Job("small", shape, 32 if options.tiny else 256, 2, 8, 3e-3, 40_000)
+        micro = (
+            1 if options.ranks == 8 else 2
+        )  # four stages on two data ranks need four micro-batches of the eight rows
+        self.job = Job("small", shape, 32 if options.tiny else 256, micro, 8, 3e-3, 40_000)
         self.folder, self.steps = folder, options.steps
         self.prefix = write_shard(folder, self.job)
-        self.pools = {size: RankPool(size, options.deadline, device) for size in (1, options.ranks)}
+        sizes = {ranks_of(layout) for layout in layouts(options.ranks).values()}
+        self.pools = {size: RankPool(size, options.deadline, device) for size in sorted(sizes)}
         self.model = ""
         seed = replace(self.config("seed", ParallelConfig(data=1), self.steps, None), model=self.job.model)
         self.run(seed)
@@ -85,8 +115,7 @@ class Runs:
         )  # fmt: skip
 
     def run(self, config: TrainConfig) -> Record:
-        layout = config.parallel
-        record: Record = self.pools[layout.tensor * layout.pipeline * (layout.data or 1)].run(train, config)[0]
+        record: Record = self.pools[ranks_of(config.parallel)].run(train, config)[0]
         return record
 
     def close(self) -> None:
@@ -97,15 +126,15 @@ class Runs:
 def apart(ours: Record, reference: Record) -> float:
     """Largest relative difference of a loss or norm."""
     pairs = [pair for key in ("losses", "norms") for pair in zip(ours[key], reference[key], strict=True)]
-    return max(abs(a - b) / abs(b) for a, b in pairs)
+    return float(max(abs(a - b) / abs(b) for a, b in pairs))
 
 
-def continued(runs: Runs, kinds: dict[str, ParallelConfig], lora_rank: int | None) -> list[Record]:
-    """Every pair of layouts: N steps in the first, N more in the second, against 2N on one rank."""
-    kind = "LoRA" if lora_rank else "full"
+def continued(runs: Runs, ranks: int, lora_rank: int | None) -> list[Record]:
+    """Every change of layout: N steps in the first, N more in the second, against 2N on one rank."""
+    kind, kinds = "LoRA" if lora_rank else "full", layouts(ranks)
     straight = runs.run(runs.config(f"{kind}-straight", kinds["one rank"], 2 * runs.steps, lora_rank))
     rows = []
-    for first, second in ((a, b) for a in kinds for b in kinds if a != b):
+    for first, second in changes(kinds, ranks):
         name = f"{kind}-{first}-{second}".replace(" ", "")
         try:
             runs.run(runs.config(name, kinds[first], runs.steps, lora_rank))
@@ -137,8 +166,8 @@ def exported(rows: list[Record], folder: Path, lora_rank: int | None) -> list[Re
         output = folder / f"export-{row['kind']}-{layout}".replace(" ", "")
         record: Record = {"kind": row["kind"], "export of": layout}
         try:
-            to = "merged" if lora_rank else "hf"
-            record["bytes"] = export_checkpoint(row["folder"], ExportOptions(to=to, output=output, dtype="fp32")).bytes
+            how = ExportOptions(to="merged" if lora_rank else "hf", output=output, dtype="fp32")
+            record["bytes"] = export_checkpoint(row["folder"], how).bytes
             if known:
                 ours = logits(output)
                 first = ours if first is None else first
@@ -165,7 +194,7 @@ def holds(row: Record) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2)
+    parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2)
     parser.add_argument("--steps", type=int, default=5, help="N")
     parser.add_argument("--tiny", action="store_true", help="a very small shape, to try the script")
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds a training may take")
@@ -178,7 +207,7 @@ def main() -> int:
         runs = Runs(options, folder)
         try:
             for lora_rank in (None, 8):
-                found = continued(runs, layouts(options.ranks), lora_rank)
+                found = continued(runs, options.ranks, lora_rank)
                 rows += found + exported(found, folder, lora_rank)
         finally:
             runs.close()
