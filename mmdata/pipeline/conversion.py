@@ -249,7 +249,7 @@ class Conversion:
         tokenizer = load_tokenizer(
             where, eod_token=options.eod_token, allow_special=options.allow_special,
             special_tokens=self._run.special_tokens, engine=self._run.engine,
-            sample=sample_texts(self._inputs[0], options.encoding, self._records),
+            sample=sample_texts(self._inputs[0], options.encoding, self._records, options.turn_order),
         )  # fmt: skip
         self._say(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids; engine: {tokenizer.engine}")
         if options.append_eod and self._records.format in ("text", "auto"):

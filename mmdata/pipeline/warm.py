@@ -9,12 +9,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmdata.jsonl import InputFile, ReadOptions, read_blocks, total_bytes
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.records import RecordOptions, parse_block
 from mmdata.run.executor import available_cores
+
+if TYPE_CHECKING:
+    from mmdata.chat.turns import TurnPolicy
 
 SMALL_INPUT = 16 << 20
 """Bytes of text that one process is done with before others have loaded what they need (about 2 s)."""
@@ -57,12 +60,17 @@ def warm_worker(needs: WorkerNeeds) -> None:
         preload_tokenizer(needs.tokenizer, **needs.tokenizer_options)
 
 
-def sample_texts(first: InputFile, encoding: str, records: RecordOptions) -> list[str]:
+def sample_texts(first: InputFile, encoding: str, records: RecordOptions, turn_order: TurnPolicy) -> list[str]:
     """Texts from the start of the first input, for the self-check; standard input and pipes are not touched."""
-    if not os.path.isfile(first.path) or first.kind in ("parquet", "txt") or records.format != "text":
+    if not os.path.isfile(first.path) or first.kind in ("parquet", "txt"):
         return []
+    parse = None
+    if records.format != "text":
+        from mmdata.pipeline.work import record_parser
+
+        parse = record_parser(records, turn_order)
     for block in read_blocks([first], ReadOptions(encoding, block_bytes=SAMPLE_BYTES)):
-        return [document.text for document in parse_block(block, records).documents[:200]]
+        return [document.text for document in parse_block(block, records, parse).documents[:200]]
     return []
 
 

@@ -127,16 +127,19 @@ class Prepared:
     drops: list[Drop]
 
 
+def record_parser(records: RecordOptions, turn_order: TurnPolicy) -> RecordParser:
+    """What reads records of a format that may be conversations, the user's own field names among them."""
+    key = records.keys[0]
+    mapping = records.mapping if key == "text" else (*records.mapping, (key, "text"))
+    return chat_parser(records.format, mapping, turn_order)
+
+
 class Preparer:
     """Parses and cleans blocks; counts into the tally it is given."""
 
     def __init__(self, plan: Preparation) -> None:
         self._options = plan.records
-        self._parse: RecordParser | None = None
-        if plan.chats:
-            key = plan.records.keys[0]
-            mapping = plan.records.mapping if key == "text" else (*plan.records.mapping, (key, "text"))
-            self._parse = chat_parser(plan.records.format, mapping, plan.turn_order)
+        self._parse = record_parser(plan.records, plan.turn_order) if plan.chats else None
         self._cleaner = None
         if plan.recipe is not None and plan.recipe.steps:
             from mmdata.clean.pipeline import Cleaner

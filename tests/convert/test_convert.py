@@ -15,6 +15,9 @@ import tokenizers
 
 import mmdata
 from mmdata.errors import InputError, InputRejectedError, OutputExistsError, TooManyRejectsError, UsageError
+from mmdata.pipeline.warm import sample_texts
+from mmdata.reading.inputs import find_inputs
+from mmdata.records import RecordOptions
 
 PLAIN: dict[str, Any] = {"recipe": "none", "dedup": "none", "format": "text"}
 SAME_EVERY_RUN = ("_text_document*", "_rejects.jsonl", "_dropped.jsonl.gz")
@@ -222,3 +225,23 @@ def test_megatron_writes_the_same_bytes(corpus: Path, tokenizer_folder: Path, tm
     builder.finalize(str(tmp_path / "peer.idx"))
     for ending in (".bin", ".idx"):
         assert (tmp_path / f"out_text_document{ending}").read_bytes() == (tmp_path / f"peer{ending}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "texts"),
+    [
+        ({"text": "甲乙"}, {}, ["甲乙"]),
+        ({"text": "甲乙"}, {"format": "text"}, ["甲乙"]),
+        ({"body": "甲乙"}, {"keys": ("body",)}, ["甲乙"]),
+        ({"messages": [{"role": "user", "content": "问"}, {"role": "assistant", "content": "答"}]}, {}, ["问\n答"]),
+        ({"instruction": "问", "input": "", "output": "答"}, {"format": "alpaca"}, ["问\n答"]),
+        ({"q": "问", "a": "答"}, {"mapping": (("q", "user"), ("a", "assistant"))}, ["问\n答"]),
+        ({"other": 1}, {}, []),
+    ],
+)
+def test_engine_is_checked_on_texts_of_the_run_in_every_format(
+    record: dict[str, Any], options: dict[str, Any], texts: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("not JSON\n" + json.dumps(record) + "\n", encoding="utf-8")
+    wanted = RecordOptions(**{"keys": ("text",), "format": "auto", "mapping": ()} | options)
+    assert sample_texts(find_inputs([tmp_path / "a.jsonl"])[0], "utf-8", wanted, "reject") == texts
