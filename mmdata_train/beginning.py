@@ -18,7 +18,7 @@ from mmdata_train.config import TrainConfig
 from mmdata_train.errors import CheckpointError, ConfigError
 from mmdata_train.export.origin import KEY
 from mmdata_train.lora.layer import insert_adapters
-from mmdata_train.lora.settings import LoraConfig
+from mmdata_train.lora.settings import LoraConfig, check_rank
 from mmdata_train.lora.start import holds_adapters
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder, canonical_name
@@ -65,6 +65,9 @@ def settle(config: TrainConfig) -> Beginning:
     added = planned_tokens(config)
     if lora is not None and added is not None:
         lora = replace(lora, added_ids=added.ids)
+    if lora is not None:
+        # Its notices come with the run's; a rank that no layer has room for must not get as far as being allocated.
+        tuple(check_rank(lora, model))
     start = config.start_from
     if found is not None:
         _compare(found, model, lora, moments=True)

@@ -16,7 +16,7 @@ from mmdata_train.beginning import settle
 from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.counting import Done, check_supply, count_steps
-from mmdata_train.course import course_lines
+from mmdata_train.course import course_lines, notices
 from mmdata_train.data.show import batch_lines, open_run, open_tokenizer, share_lines
 from mmdata_train.errors import ConfigError, DataError
 from mmdata_train.launch import DeviceType
@@ -24,6 +24,7 @@ from mmdata_train.lora.layer import insert_adapters
 from mmdata_train.lora.settings import LoraConfig
 from mmdata_train.model.config import ModelConfig
 from mmdata_train.model.decoder import Decoder
+from mmdata_train.needs import Machine, check_needs
 from mmdata_train.parity import STEPS
 from mmdata_train.proof import facts_of, known, prove_here
 
@@ -40,6 +41,7 @@ def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
     begun = settle(config)
     model = begun.model
     micro_batches = check_run(model, config.parallel, config.train, config.data.seq_length, world_size)
+    check_needs(config, model, world_size, Machine.elsewhere())
     yield f"sizes: {config.parallel.layout(world_size)}, {micro_batches} micro-batches a step on each data rank"
     if begun.found is not None:
         yield f"checkpoint: {begun.found} fits; the run continues it"
@@ -53,6 +55,7 @@ def check_lines(config: TrainConfig, world_size: int) -> Iterator[str]:
     yield f"data: {samples:,} samples of {config.data.seq_length:,} tokens, {steps:,} steps"
     yield from share_lines(run.data)
     yield from course_lines(config.train, run.data, steps)
+    yield from (f"notice: {text}" for text in notices(config, model, steps))
     silent = [share.path for share in run.data.shares() if share.counted == 0]
     if silent:
         raise DataError(f"{silent[0]}: no token of it counts in the loss; look at its loss spans, or take it out")

@@ -328,6 +328,21 @@ class TrainConfig:
             raise ConfigError("added_tokens are trained beside LoRA; set lora_rank, or extend the model's folder first")
         if self.lora is None and self.lora_from is not None:
             raise ConfigError("lora_from starts adapters; set lora_rank (that of the adapter or above)")
+        if self.data.train:
+            self._check_validation()
+
+    def _check_validation(self) -> None:
+        """What counts on a validation set has one."""
+        names, best = self.data.validation_names, self.output.best_by
+        remedy = "name one under data.valid, such as valid: {law: law_valid_text_document}"
+        if best is not None and best not in names:
+            known = f"choose from {', '.join(names)}" if names else f"there is none; {remedy}, or remove it"
+            raise ConfigError(f"output.best_by is {best!r}, which is no validation set; {known}")
+        if self.train.early_stop_after is not None and not names:
+            raise ConfigError(
+                f"train.early_stop_after is {self.train.early_stop_after}, but there is no validation set to judge by;"
+                f" {remedy}, or remove it"
+            )
 
     @property
     def lora(self) -> LoraConfig | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mmdata_train.config import TrainingConfig
+from mmdata_train.config import TrainConfig, TrainingConfig
 from mmdata_train.data.open import TrainingData
+from mmdata_train.lora.settings import check_rank
+from mmdata_train.model.config import ModelConfig
 from mmdata_train.optim import warmup_steps
 
 
@@ -29,6 +31,27 @@ def course_lines(training: TrainingConfig, data: TrainingData, steps: int) -> It
         f"{whole / training.global_batch_size:,.2f} steps an epoch, {samples / max(whole, 1e-9):.2f} epochs; "
         + course_of_rate(training, steps)
     )
+
+
+def notices(config: TrainConfig, model: ModelConfig, steps: int) -> Iterator[str]:
+    """Settings that are legal but have no effect, or seldom the one that is meant. Raises what check_rank raises."""
+    training, length = config.train, config.data.seq_length
+    warmup = warmup_steps(training, steps)
+    if warmup >= steps:
+        yield (
+            f"warm-up takes {warmup:,} of {steps:,} steps: the rate reaches {training.lr * min(1, steps / warmup):g} at"
+            f" the last step and never follows {training.lr_schedule}; lower train.warmup_steps"
+        )
+    if model.positions == "rope" and length > model.max_positions:
+        yield (
+            f"data.seq_length {length:,} is beyond the {model.max_positions:,} positions the model was made for"
+            " (max_positions): rotary positions go on, but the model has not learned them; set model.rope_scaling, or"
+            " use a shorter length"
+        )
+    if training.eval_every is not None and not config.data.validation_names:
+        yield "train.eval_every has no effect: there is no validation set; name one under data.valid"
+    if config.lora is not None:
+        yield from check_rank(config.lora, model)
 
 
 def course_of_rate(training: TrainingConfig, steps: int) -> str:

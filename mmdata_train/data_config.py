@@ -123,6 +123,14 @@ class DataConfig:
             raise ConfigError("data.train mixes `path:` entries with plain words; write all of them one way")
         return parse_data_path([str(item) for item in given])
 
+    @property
+    def validation_names(self) -> tuple[str, ...]:
+        """Of the validation sets: those of `valid`, or `valid` where `split` has a share for it, or none."""
+        if self.valid:
+            return tuple(self.valid)
+        shares = [] if self.split is None else self.split.split(",")
+        return ("valid",) if len(shares) > 1 and float(shares[1]) > 0 else ()
+
     def options(self, subset: Subset, cache_dir: Path | None) -> MixOptions:
         """How samples are cut; `cache_dir` is used where the section names none."""
         reset = self.reset_attention if self.reset_positions is None else self.reset_positions

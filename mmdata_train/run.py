@@ -26,7 +26,7 @@ from mmdata_train.config import TrainConfig
 from mmdata_train.config_checks import check_run
 from mmdata_train.config_io import dump_yaml, to_mapping
 from mmdata_train.counting import Done, check_supply, count_steps, samples_of_steps
-from mmdata_train.course import course_lines
+from mmdata_train.course import course_lines, notices
 from mmdata_train.data.open import TrainingData, open_training, open_validation, samples_for_epochs
 from mmdata_train.data.prepare import prepare_data
 from mmdata_train.data.show import model_facts, share_lines, tokenizer_path
@@ -36,6 +36,7 @@ from mmdata_train.loader import Place, StepLoader
 from mmdata_train.lora.start import holds_adapters
 from mmdata_train.mesh import Mesh, joined_ranks, pick_device, require_devices
 from mmdata_train.metrics import Meter, RunLog
+from mmdata_train.needs import Machine, check_needs
 from mmdata_train.parallelize import ModelParts
 from mmdata_train.parity import Curve
 from mmdata_train.proof import prove, reference_if_needed
@@ -97,6 +98,7 @@ def check_before_ranks(config: TrainConfig, world_size: int) -> int:
     begun = settle(config)
     check_run(begun.model, config.parallel, config.train, config.data.seq_length, world_size)
     require_devices(world_size)
+    check_needs(config, begun.model, world_size, Machine.here(world_size))
     with own_output(config):
         return open_data(with_shards(config), begun.state)[1]
 
@@ -146,6 +148,9 @@ def finetune(config: TrainConfig) -> RunSummary:
     """
     # Before raw files are converted, which may take hours: model, targets, the adapter or checkpoint to start from.
     begun = settle(config)
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    check_run(begun.model, config.parallel, config.train, config.data.seq_length, world)
+    check_needs(config, begun.model, world, Machine.here(world))
     with own_output(config):
         return _finetune(config, begun)
 
@@ -191,6 +196,8 @@ def _run(
         (folder / "config.yaml").write_text(as_given, encoding="utf-8")
         for line in (*share_lines(data), *course_lines(config.train, data, steps), str(mesh.layout)):
             logger.info("%s", line)
+        for line in notices(config, engine.model.config, steps):
+            logger.warning("%s", line)
     stream = _loader(
         config, mesh, engine.model, data, consumed=0 if state is None else int(state["consumed"]),
         global_batch=partial(global_rows_at, config.train),

@@ -6,7 +6,6 @@ Needs no torch and no process group: every rank does it for itself, and the inde
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from mmdata.samples.rows import Indices
 from mmdata.samples.split import split_range
 from mmdata_train.data_config import DataConfig, DataEntry
 from mmdata_train.errors import ConfigError, DataError, SamplerStateError
+from mmdata_train.host_memory import check_index
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,8 @@ def open_training(
     entries = [resolve(path, weight) for path, weight in config.entries]
     options = config.options("train", cache_dir)
     wanted = config.num_samples if config.num_samples is not None else num_samples
+    if wanted is not None:
+        check_index(wanted, "the length of the run" if config.num_samples is None else "data.num_samples")
     if state is None:
         mix = start_mix(entries, wanted, options)
     else:
@@ -188,12 +190,12 @@ def open_validation(
 
     Without `valid`, a `split` with a share for it gives one set, `valid`, over all training entries.
     """
+    if not config.validation_names:
+        return {}
     if config.valid:
         named = {name: [resolve(path)] for name, path in config.valid.items()}
-    elif config.split is not None and config.split.count(",") and float(config.split.split(",")[1]) > 0:
-        named = {"valid": [resolve(path) for path, _ in config.entries]}
     else:
-        return {}
+        named = {name: [resolve(path) for path, _ in config.entries] for name in config.validation_names}
     split = None if config.valid else config.split
     result = {}
     for name, entries in named.items():
@@ -239,9 +241,12 @@ def check_shards(shards: Sequence[IndexedDataset], facts: ModelFacts) -> list[st
 
 
 def samples_for_epochs(config: DataConfig, epochs: float, cache_dir: Path | None) -> int:
-    """Samples in so many passes over all training entries, rounded up: what `train.epochs` means."""
+    """Samples in so many passes over all training entries, rounded up: what `train.epochs` means.
+
+    Raises ConfigError for more than an index can hold, and what open_training raises.
+    """
     plain = replace(config, train=tuple(DataEntry(path=path) for path, _ in config.entries))
-    return math.ceil(epochs * len(open_training(plain, None, cache_dir).samples))
+    return check_index(epochs * len(open_training(plain, None, cache_dir).samples), f"train.epochs {epochs:g}")
 
 
 def unproven(shards: Sequence[IndexedDataset]) -> bool:

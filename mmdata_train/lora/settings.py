@@ -134,6 +134,28 @@ def resolve_targets(lora: LoraConfig, model: ModelConfig) -> tuple[str, ...]:
     return tuple(name for name in modules if name in chosen)
 
 
+def check_rank(lora: LoraConfig, model: ModelConfig) -> Iterator[str]:
+    """A notice where the rank is beyond a dimension of some layers: B @ A has the rank of the smaller one at most.
+
+    Raises ConfigError where it is beyond that of every layer, with the largest rank that means something.
+    """
+    heads, groups = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    hidden, wide = model.hidden_size, model.intermediate_size
+    outputs = {"q_proj": heads, "o_proj": heads, "k_proj": groups, "v_proj": groups, HEAD: model.vocab_size}
+    kinds = dict.fromkeys(name.rpartition(".")[2] for name in resolve_targets(lora, model))
+    most = {kind: min(hidden, outputs.get(kind, wide)) for kind in kinds}
+    if lora.rank > max(most.values()):
+        raise ConfigError(
+            f"lora_rank is {lora.rank:,}, beyond the dimensions of every adapted layer; at most {max(most.values()):,}"
+            " has an effect (usual: 8 to 64)"
+        )
+    beyond = [f"{kind} ({size})" for kind, size in most.items() if lora.rank > size]
+    if beyond:
+        yield (
+            f"lora_rank {lora.rank} is beyond the smaller dimension of {', '.join(beyond)}: there it only takes memory"
+        )
+
+
 def targets_for(lora: LoraConfig, model: ModelConfig) -> tuple[str, ...] | str:
     """The targets where `model` has them all; else, as in a copy with fewer layers, every linear layer."""
     try:
