@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.model.init import initialize  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.parity import SEQ_LENGTH, Cell, Curve, Shape, difference  # noqa: E402
-from mmdata_train.run_folder import latest_checkpoint, read_state, step_folder  # noqa: E402
+from mmdata_train.run_folder import RUN_STATE, check_state, latest_checkpoint, only_run, read_state, step_folder  # noqa: E402
 from mmdata_train.step import Engine  # noqa: E402
 
 Saved = dict[str, tuple[Path, Curve]]
@@ -177,7 +178,9 @@ def test_only_the_newest_and_the_named_ones_are_kept(one: RankPool, tmp_path: Pa
 
 
 def test_failed_save_leaves_the_former_checkpoint_in_use(one: RankPool, tmp_path: Path) -> None:
-    assert "the former one is still in use" in one.run(fail_to_save, tmp_path)[0]
+    told = one.run(fail_to_save, tmp_path)[0]
+    assert "the former one, step_00000001, stays in use" in told and "\n" not in told
+    assert re.search(r"rank 0: \S+step_00000002\.tmp: File exists; [\d,]+ are free there", told)
     found = latest_checkpoint(tmp_path)
     assert found is not None and found.name == step_folder(1) and read_state(found)["step"] == 1
 
@@ -204,6 +207,84 @@ def test_rank_killed_during_a_save_leaves_a_whole_checkpoint(one: RankPool, two:
     assert found is not None
     assert len(one.run(resume, Cell(), PLAIN, tmp_path, 1)[0]) == 1
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def save_on_a_full_disk(folder: Path, in_background: bool) -> str:
+    engine = make_engine(Cell(), PLAIN)
+    checkpointer = Checkpointer(folder, in_background=in_background)
+    temporary = folder / f"{step_folder(1)}.tmp"
+    temporary.mkdir()
+    (temporary / "__0_0.distcp").symlink_to("/dev/full")
+    try:
+        checkpointer.save(engine, {"step": 1})
+        checkpointer.wait()
+    except CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.parametrize("in_background", [True, False])
+def test_full_disk_is_one_line_with_cause_path_and_bytes(in_background: bool, one: RankPool, tmp_path: Path) -> None:
+    told = one.run(save_on_a_full_disk, tmp_path, in_background)[0]
+    assert "\n" not in told and "no former one is there" in told
+    sizes = re.search(
+        r"rank 0: \S+step_00000001\.tmp/__0_0\.distcp: No space left on device; ([\d,]+) bytes are to be written to it,"
+        r" [\d,]+ are free there",
+        told,
+    )
+    assert sizes is not None and int(sizes[1].replace(",", "")) > 10_000
+    assert not list(tmp_path.glob("step_*"))
+
+
+def test_lost_latest_beside_whole_checkpoints_is_refused_naming_them(tmp_path: Path) -> None:
+    """Starting anew would replace and prune them."""
+    for name in ("step_00000003", "step_00000012", "step_00000007.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text('{"format": 1}', encoding="utf-8")
+    (tmp_path / "step_00000020").mkdir()
+    words = r"latest is missing, .*: step_00000003, step_00000012\. To go on"
+    with pytest.raises(CheckpointError, match=words) as caught:
+        latest_checkpoint(tmp_path)
+    assert f"echo step_00000012 > {tmp_path / 'latest'}" in str(caught.value)
+    (tmp_path / "latest").write_text("step_00000012\n", encoding="utf-8")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_00000012"
+
+
+GOOD = {
+    "format": 1, "step": 3, "consumed": 24, "data": {}, "best": {"best": None, "mark": 1.5, "since": 0},
+    "optimizer_steps": 3.0, "skipped_in_a_row": 0, "scaler": {"scale": 1.0, "good_steps": 3, "patience": 2},
+    "lora": None, "origin": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"step": "x"}, "step is 'x'"),
+        ({"consumed": -5}, "consumed is -5"),
+        ({"consumed": None}, "consumed is None"),
+        ({"data": None}, "data is None"),
+        ({"best": {"mark": 1.0, "since": 0}}, "best.best is missing"),
+        ({"scaler": []}, r"scaler is \[\]"),
+        ({"skipped_in_a_row": True}, "skipped_in_a_row is True"),
+    ],
+    ids=str,
+)
+def test_state_that_was_changed_is_refused_naming_the_value(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    check_state(tmp_path, GOOD, RUN_STATE)
+    with pytest.raises(CheckpointError, match=f"{told}; the file was changed or damaged"):
+        check_state(tmp_path, GOOD | change, RUN_STATE)
+    with pytest.raises(CheckpointError, match="is missing; the file was changed"):
+        check_state(tmp_path, {"format": 1}, RUN_STATE)
+
+
+def test_second_run_is_kept_out_of_a_folder_and_let_in_when_the_first_ended(tmp_path: Path) -> None:
+    words = r"run: another run is writing there .*another output\.dir"
+    with only_run(tmp_path / "run"), pytest.raises(CheckpointError, match=words), only_run(tmp_path / "run"):
+        pass
+    with only_run(tmp_path / "run"):
+        pass
 
 
 def test_latest_that_names_nothing_whole_lists_what_there_is(tmp_path: Path) -> None:
