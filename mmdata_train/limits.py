@@ -33,10 +33,13 @@ _FLOAT32_MOST = 2.0**127
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A range, both ends included unless `above` (more than low) or `below` (less than high). hint: the remedy."""
+    """A range, both ends included unless `above` (more than low) or `below` (less than high). hint: the remedy.
+
+    Whole numbers are int64 whatever the range.
+    """
 
     low: float
-    high: float = MOST
+    high: float = math.inf
     above: bool = False
     below: bool = False
     hint: str = ""
@@ -44,14 +47,17 @@ class Limit:
     def holds(self, value: float) -> bool:
         """Whether the value is finite and in the range."""
         # Never as a float: whole numbers near 2^63 would be rounded.
-        if not math.isfinite(value) or value < self.low or value > self.high:
+        if not math.isfinite(value) or value < self.low or value > self._most(value):
             return False
         return not ((self.above and value == self.low) or (self.below and value == self.high))
+
+    def _most(self, value: float) -> float:
+        return min(self.high, MOST) if isinstance(value, int) else self.high
 
     def words(self, value: float) -> str:
         """What the value must be: the ends it missed, or both where it is no number at all."""
         low = f"{'above' if self.above else 'at least'} {_shown(self.low)}"
-        high = f"{'below' if self.below else 'at most'} {_shown(self.high)}"
+        high = f"{'below' if self.below else 'at most'} {_shown(self._most(value))}"
         bounded = self.high < MOST
         if not math.isfinite(value):
             told = f"finite, {low} and {high}" if bounded else f"finite and {low}"

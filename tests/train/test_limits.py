@@ -112,6 +112,8 @@ def test_edges_of_a_range_count_as_said() -> None:
     assert [closed.holds(value) for value in (-1e-9, 0, 1, 1 + 1e-9)] == [False, True, True, False]
     assert [opened.holds(value) for value in (0, 1e-9, 1 - 1e-9, 1)] == [False, True, True, False]
     assert Limit(0).holds(MOST) and not Limit(0).holds(MOST + 1)
+    assert Limit(0).holds(1e300) and not Limit(0, 1e299).holds(1e300)
+    assert TrainingConfig(lr=1e30).lr == 1e30
     # What means "off", "none" or "right away" stays allowed.
     TrainingConfig(lr=0, clip_grad=0, warmup_steps=0, exit_after_minutes=0, early_stop_delta=0, weight_decay=0)
 

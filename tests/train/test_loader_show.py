@@ -95,7 +95,8 @@ def test_a_trace_follows_the_phases_of_the_checkpoint(settings: Path, monkeypatc
     later = replace(changed, data=replace(changed.data, train=entries))
     resumed = open_training(later.data, 40, None, state=first.state(16))
     monkeypatch.setattr("mmdata_train.data.show.latest_checkpoint", lambda folder: folder)
-    monkeypatch.setattr("mmdata_train.data.show.read_state", lambda path: {"data": resumed.state(24)})
+    state = {"step": 3, "consumed": 24, "data": resumed.state(24)}
+    monkeypatch.setattr("mmdata_train.data.show.read_state", lambda path: state)
     run_seen = open_run(later, as_run=True)
     assert [phase.start for phase in run_seen.data.mix.phases] == [0, 16]
     for step, data in ((0, first), (1, first), (2, resumed), (4, resumed)):
