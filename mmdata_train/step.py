@@ -82,6 +82,11 @@ class Engine:
             patience=training.loss_scale_hysteresis,
         )
 
+    @property
+    def searches_scale(self) -> bool:
+        """fp16 needs some overflows to find its scale; only at the smallest scale do they mean trouble."""
+        return self.scaler.dynamic and self.scaler.scale > self.scaler.minimum
+
     def executor(self, rows: int) -> Executor:
         """The executor for batches of `rows` rows on this data rank; made once for each size."""
         if rows not in self._executors:
@@ -205,9 +210,7 @@ class Engine:
     def _watch(self, finite: bool, step: int, culprit: str | None) -> None:
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         limit = self.training.max_skipped_steps
-        # fp16 needs some overflows to find its scale; only at the smallest scale do they mean trouble.
-        searching = self.scaler.dynamic and self.scaler.scale > self.scaler.minimum
-        if self.skipped_in_a_row >= limit and not searching:
+        if self.skipped_in_a_row >= limit and not self.searches_scale:
             raise StepError(
                 f"step {step}: gradients were not finite {self.skipped_in_a_row} steps in a row, first in {culprit};"
                 f" lower train.lr (now {self.training.lr}), check the data of these steps, or use precision bf16"

@@ -23,6 +23,11 @@ from mmdata_train.metrics import Meter, RunLog
 from mmdata_train.step import Engine
 from mmdata_train.watch import STOP_FILE, BestWatch, SpikeWatch, StopWatch
 
+ENDING_SKIPPED = 2
+"""So many steps in a row whose gradients are not finite, and no good one after them, are taken for ruined weights: one
+alone may be its batch's fault.
+"""
+
 
 class BatchStream(Protocol):
     """This data rank's batches in order, from a place that is a few JSON values."""
@@ -161,7 +166,12 @@ class Trainer:
         last = self.step == self.engine.total_steps
         if training.eval_every and (self.step % training.eval_every == 0 or last):
             best = self._evaluate()
-        if best or (self.output.save_every and self.step % self.output.save_every == 0):
+        due = bool(self.output.save_every and self.step % self.output.save_every == 0)
+        if due and self.engine.skipped_in_a_row and not self.engine.searches_scale:
+            self.log.event(
+                self.step, "not saved: this step changed no weights; the last checkpoint stays", warning=True
+            )
+        elif best or due:
             self._save(best=best)
         return self._stopped_early()
 
@@ -175,13 +185,20 @@ class Trainer:
         return f"{reason}: stopped there before; to go on raise train.early_stop_after" if again else reason
 
     def _tell_skipped(self, made: int, *, natural_end: bool) -> None:
-        """What the steps that changed no weights mean for the run. Raises StepError where it trained nothing."""
+        """What the steps that changed no weights mean for the run. Raises StepError where it trained nothing, and where
+        its last steps say that the weights, though finite, are of no use.
+        """
         if not self._skipped:
             return
         several = f"{len(self._skipped)} of {made} steps changed no weights, the first was step {self._skipped[0]}"
-        if natural_end and self.engine.skipped_in_a_row >= made:
+        in_a_row = min(self.engine.skipped_in_a_row, made)
+        nothing = in_a_row == made and natural_end
+        if nothing or (in_a_row >= ENDING_SKIPPED and not self.engine.searches_scale):
+            told = "not one had finite gradients, so nothing was trained" if nothing else (
+                f"the gradients of the last {in_a_row} were not finite, as those of weights that an update ruined"
+            )  # fmt: skip
             raise StepError(
-                f"{several}: not one had finite gradients, so nothing was trained and nothing is saved; lower train.lr"
+                f"{several}: {told}, and nothing more is saved; the last checkpoint stays in use. Lower train.lr"
                 f" (now {self.training.lr}), look at the data, or use precision bf16"
             )
         last = self._skipped[-1] == self.step

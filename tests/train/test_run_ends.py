@@ -34,7 +34,8 @@ def weights_of(trainer: Trainer) -> list[Any]:
 
 def spoil_from(trainer: Trainer, first: int) -> list[Any]:
     """Gradients are not finite from step `first` (0-based) on; returns where the state before it is put."""
-    inner, before = trainer.engine.train_step, []
+    inner = trainer.engine.train_step
+    before: list[Any] = []
 
     def train_step(batch: Batch, step: int, *, stop: bool = False) -> Any:
         if step < first:
@@ -44,7 +45,9 @@ def spoil_from(trainer: Trainer, first: int) -> list[Any]:
         weight = dict(trainer.engine.model.named_parameters()).get("layers.1.mlp.up_proj.weight")
         if weight is None:  # another stage has it
             return inner(batch, step, stop=stop)
-        handle = weight.register_post_accumulate_grad_hook(lambda w: to_local(w.grad).fill_(float("nan")))
+        handle = weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda w: to_local(w.grad).fill_(float("nan"))
+        )
         try:
             return inner(batch, step, stop=stop)
         finally:
@@ -67,14 +70,14 @@ def run_spoilt(folder: Path, first: int, total: int, parallel: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("parallel", [{}, {"pipeline": 2}], ids=str)
-def test_last_steps_that_are_not_finite_leave_the_weights_of_the_last_good_step_and_are_told(
+def test_last_step_that_is_not_finite_leaves_the_weights_of_the_last_good_step_and_are_told(
     parallel: dict[str, Any], one: RankPool, two: RankPool, tmp_path: Path
 ) -> None:
     pool = two if parallel else one
-    assert pool.run(run_spoilt, tmp_path, 3, 5, parallel)[0] == (5, 2, True)
+    assert pool.run(run_spoilt, tmp_path, 4, 5, parallel)[0] == (5, 1, True)
     told = [record["text"] for record in log_of(tmp_path, "event")]
-    assert "2 of 5 steps changed no weights, the first was step 4; the weights are those of step 3" in told
-    skipped = log_of(tmp_path)[3]
+    assert "1 of 5 steps changed no weights, the first was step 5; the weights are those of step 4" in told
+    skipped = log_of(tmp_path)[4]
     assert (
         skipped["skipped"] and skipped["grad_norm"] is None and skipped["non_finite"] == "layers.1.mlp.up_proj.weight"
     )
@@ -88,7 +91,7 @@ def test_run_in_which_no_step_was_finite_is_an_error_and_keeps_the_former_checkp
     told = one.run(run_spoilt, tmp_path, 0, 6, {})[0]
     assert "3 of 3 steps changed no weights, the first was step 4: not one had finite gradients" in told
     told = one.run(run_spoilt, tmp_path / "new", 0, 1, {})[0]
-    assert "nothing was trained and nothing is saved" in told
+    assert "nothing was trained, and nothing more is saved" in told
     assert latest_checkpoint(tmp_path / "new" / "checkpoints") is None
 
 
@@ -111,6 +114,16 @@ def run_exploding(folder: Path, lr: float, total: int, save_every: int) -> str:
     except StepError as error:
         return str(error)
     return "saved"
+
+
+def test_finite_weights_whose_gradients_are_not_are_not_saved(two: RankPool, tmp_path: Path) -> None:
+    """A learning rate of 1e25 leaves weights of 1e22, whose products overflow."""
+    told = two.run(run_exploding, tmp_path, 1e25, 6, 2)
+    assert set(told) == {told[0]} and "the gradients of the last 3 were not finite" in told[0]
+    found = latest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None and found.name == "step_00000002"
+    told = [record["text"] for record in log_of(tmp_path, "event")]
+    assert sum("not saved: this step changed no weights" in text for text in told) == 2
 
 
 @pytest.mark.parametrize(("total", "save_every"), [(3, 2), (6, 2), (6, 3)], ids=["last", "next", "saved"])
