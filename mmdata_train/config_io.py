@@ -174,7 +174,10 @@ def build(cls: type[T], mapping: Any, where: str = "") -> T:
         return cls(**values)
     except TrainError as error:
         # The class names its fields from its own point of view; the section's name may differ.
-        raise type(error)(str(error)) from None
+        if isinstance(error, ConfigError):
+            raise type(error)(str(error)) from None
+        # A shape that cannot be is a wrong value here, not a model that could not be read.
+        raise ConfigError(str(error)) from None
 
 
 def _join(where: str, key: str) -> str:

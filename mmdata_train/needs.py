@@ -49,9 +49,11 @@ def _device_bytes() -> int | None:
 
 
 def row_bytes(config: TrainConfig, world_size: int) -> int:
-    """The rows of one step on one data rank, on the host: tokens, labels, positions, and documents where they count."""
+    """The rows of one step on one data rank while they are read: 13 bytes a position as they come out of the index, and
+    int64 tokens and labels, once joined and once apart, positions, and documents where they count (see StepReader).
+    """
     rows = config.train.global_batch_size // config.parallel.layout(world_size).data
-    return rows * config.data.seq_length * 8 * (4 if _isolates(config) else 3)
+    return rows * config.data.seq_length * (13 + 8 * (5 if _isolates(config) else 4))
 
 
 def _isolates(config: TrainConfig) -> bool:

@@ -166,7 +166,9 @@ def open_training(
     options = config.options("train", cache_dir)
     wanted = config.num_samples if config.num_samples is not None else num_samples
     if wanted is not None:
-        check_index(wanted, "the length of the run" if config.num_samples is None else "data.num_samples")
+        check_index(
+            wanted, "train.steps x train.global_batch_size" if config.num_samples is None else "data.num_samples"
+        )
     if state is None:
         mix = start_mix(entries, wanted, options)
     else:

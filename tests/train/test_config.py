@@ -109,6 +109,12 @@ def test_key_of_another_trainer_is_told_by_ours(where: str, key: str, meant: str
     assert f"{key} is unknown; did you mean {meant}" in str(caught.value)
 
 
+def test_wrong_shape_in_a_configuration_is_wrong_usage() -> None:
+    """Exit code 2, as for every other setting."""
+    with pytest.raises(ConfigError, match=r"model.num_layers is 1000000000; it must be at least 1 and at most 10,000"):
+        build(TrainConfig, {"model": {**SHAPE, "num_layers": 10**9}})
+
+
 def test_every_key_named_as_ours_is_one() -> None:
     for meant in ALIASES.values():
         kind: Any = TrainConfig

@@ -54,7 +54,7 @@ def config_of(shard: str, out: Path = Path("unused"), **changes: Any) -> TrainCo
 
 def test_least_bytes_are_those_of_what_must_be_held(shard: str) -> None:
     plain, reset = config_of(shard), config_of(shard, **{"data.reset_attention": "true"})
-    assert row_bytes(plain, 2) == 4 * 16 * 8 * 3 and row_bytes(reset, 2) == 4 * 16 * 8 * 4
+    assert row_bytes(plain, 2) == 4 * 16 * 45 and row_bytes(reset, 2) == 4 * 16 * 53
     parameters = 2 * MODEL.layer_parameters + 2 * 64 * 32
     parts = device_parts(reset, MODEL, 2)
     assert parts == {
@@ -69,7 +69,7 @@ def test_least_bytes_are_those_of_what_must_be_held(shard: str) -> None:
     ("changes", "says"),
     [
         ({"data.reset_attention": "true"}, "length x length 8.882e?.* PiB.*|lower data.seq_length or train.micro"),
-        ({}, r"data.seq_length 100,000,000: a rank on the host needs at least .* GiB .*rows of a step 17.88 GiB"),
+        ({}, r"data.seq_length 100,000,000: a rank on the host needs at least .* GiB .*rows of a step 33.53 GiB"),
         ({"train.micro_batch_size": 8}, r"inputs of the layers 190.7 GiB.*there is 16 GiB; lower data.seq_length or"),
     ],
 )
