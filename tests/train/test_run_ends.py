@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
@@ -15,13 +17,15 @@ from test_trainer import log_of, make_trainer, replace_step, run_config  # noqa:
 
 from mmdata.errors import DiskFullError  # noqa: E402
 from mmdata_train.batch import Batch  # noqa: E402
+from mmdata_train.cli import main  # noqa: E402
 from mmdata_train.config import OutputConfig  # noqa: E402
 from mmdata_train.errors import StepError  # noqa: E402
+from mmdata_train.json_text import json_text  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
 from mmdata_train.loss import to_local  # noqa: E402
 from mmdata_train.metrics import RunLog  # noqa: E402
 from mmdata_train.run_folder import latest_checkpoint  # noqa: E402
-from mmdata_train.trainer import Trainer, ValidationSet  # noqa: E402
+from mmdata_train.trainer import RunSummary, Trainer, ValidationSet  # noqa: E402
 
 
 def weights_of(trainer: Trainer) -> list[Any]:
@@ -175,3 +179,37 @@ def test_log_holds_null_where_a_number_is_none(tmp_path: Path) -> None:
     assert json.loads(text, parse_constant=pytest.fail) == {
         "kind": "valid/law", "loss": None, "perplexity": None, "tokens": 3.0, "step": 1
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "out/x"), "out/x: No space left on device; free disk space"),
+        (PermissionError(errno.EACCES, "Permission denied", "out/x"), "out/x: Permission denied; choose a folder"),
+        (OSError(errno.EROFS, "Read-only file system", "out/x"), "out/x: Read-only file system; choose a folder"),
+    ],
+    ids=["full", "denied", "read-only"],
+)
+def test_refusal_of_the_file_system_is_one_line_with_path_and_remedy(
+    raised: OSError, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("mmdata_train.cli.load_config", refuse)
+    done = CliRunner().invoke(main, ["finetune", "any.yaml"])
+    assert done.exit_code == 1 and done.stderr.startswith(f"error: {told}") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("raised", [OSError("no number"), KeyError("ours"), ValueError("ours")], ids=repr)
+def test_mistakes_of_ours_keep_their_traceback(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("mmdata_train.cli.load_config", refuse)
+    assert CliRunner().invoke(main, ["finetune", "any.yaml"]).exception is raised
+
+
+def test_summary_of_a_start_that_had_nothing_to_do_is_json() -> None:
+    summary = RunSummary(5, float("nan"), None, None)
+    assert json.loads(json_text(asdict(summary)), parse_constant=pytest.fail)["loss"] is None
