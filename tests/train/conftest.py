@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rank_start import START
 
 from mmdata_train.launch import RankPool
-
-START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-"""Ranks fork from a server that imported torch once; benchmarks and products spawn them."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from conftest import START  # noqa: E402
 from rank_meshes import mesh_of  # noqa: E402
+from rank_start import START  # noqa: E402
 from torch.distributed.distributed_c10d import _world  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 

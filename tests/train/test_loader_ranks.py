@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import START  # noqa: E402
 from loader_shards import write_corpus  # noqa: E402
+from rank_start import START  # noqa: E402
 
 LAYOUT = {"tensor": 2, "pipeline": 2, "data": 1}
 WORLD, GLOBAL, DEADLINE = 4, 6, 240

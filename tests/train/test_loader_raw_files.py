@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from conftest import START
+from rank_start import START
 
 import mmdata
 from mmdata.errors import ShardNotFoundError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import START
+from rank_start import START
 
 torch = pytest.importorskip("torch")
 if importlib.util.find_spec("megatron") is None:

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import START  # noqa: E402
+from rank_start import START  # noqa: E402
 
 from mmdata_train import proof  # noqa: E402
 from mmdata_train.check import _parity  # noqa: E402
