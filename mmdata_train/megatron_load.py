@@ -56,7 +56,7 @@ class Loadable:
 
 
 def identify(path: str | Path) -> Loadable:
-    """Tell by names what `path` holds. Raises CheckpointError when `latest` of ours names a missing checkpoint."""
+    """Tell by names what `path` holds. Raises CheckpointError as latest_checkpoint does."""
     folder = Path(path)
     if not folder.exists():
         return Loadable("missing", folder)
@@ -84,11 +84,13 @@ def _own_checkpoint(folder: Path) -> Path | None:
     if STEP_FOLDER.fullmatch(folder.name) and (folder / STATE).is_file():
         return folder
     for place in (folder, folder / RUN_CHECKPOINTS):
-        if not (place / LATEST).is_file():
-            continue
+        pointer = place / LATEST
         # DeepSpeed has a file of this name too, which names folders of another kind.
-        if STEP_FOLDER.fullmatch((place / LATEST).read_text(encoding="utf-8", errors="replace").strip()):
-            return latest_checkpoint(place)
+        if pointer.is_file() and not STEP_FOLDER.fullmatch(pointer.read_text("utf-8", errors="replace").strip()):
+            continue
+        found = latest_checkpoint(place)
+        if found is not None:
+            return found
     return None
 
 
@@ -142,8 +144,8 @@ def run_folder(checkpoint: Path) -> Path | None:
 
 
 def has_run(output: Path) -> bool:
-    """Whether the output folder holds a run that would be continued."""
-    return (output / RUN_CHECKPOINTS / LATEST).is_file()
+    """Whether the output folder holds a run that would be continued. Raises CheckpointError as latest_checkpoint."""
+    return latest_checkpoint(output / RUN_CHECKPOINTS) is not None
 
 
 def take_over(checkpoint: Path, output: Path) -> None:

@@ -76,11 +76,14 @@ def step_folder(step: int) -> str:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint `latest` names, None where there is none. Raises CheckpointError when that one is gone, and where
-    `latest` itself is while whole checkpoints stand there: starting anew would replace them.
+    """The checkpoint `latest` names, None where there is none. Without `latest` the only whole checkpoint is meant: a
+    run was killed between publishing its first one and naming it. Raises CheckpointError when the one named is gone,
+    and where `latest` is while several stand there: starting anew would replace them.
     """
     found = _pointed(folder / LATEST)
     if found is None and (whole := _whole(folder)):
+        if len(whole) == 1:
+            return folder / whole[0]
         raise CheckpointError(
             f"{folder / LATEST} is missing, and whole checkpoints stand there: {', '.join(whole)}. To go on from one,"
             f" write its name into the file (echo {whole[-1]} > {folder / LATEST}); to start anew, give another"

@@ -24,6 +24,7 @@ from mmdata_train.checkpoint_format import INDEX_FILE, load_tensors, read_index 
 from mmdata_train.checkpoint_storage import RawWriter  # noqa: E402
 from mmdata_train.errors import CheckpointError, RankError  # noqa: E402
 from mmdata_train.launch import RankPool  # noqa: E402
+from mmdata_train.megatron_load import has_run, identify  # noqa: E402
 from mmdata_train.model.init import initialize  # noqa: E402
 from mmdata_train.parallelize import build_parts  # noqa: E402
 from mmdata_train.parity import SEQ_LENGTH, Cell, Curve, Shape, difference  # noqa: E402
@@ -249,6 +250,15 @@ def test_lost_latest_beside_whole_checkpoints_is_refused_naming_them(tmp_path: P
     assert f"echo step_00000012 > {tmp_path / 'latest'}" in str(caught.value)
     (tmp_path / "latest").write_text("step_00000012\n", encoding="utf-8")
     assert latest_checkpoint(tmp_path) == tmp_path / "step_00000012"
+
+
+def test_first_checkpoint_is_continued_when_the_run_was_killed_before_naming_it(tmp_path: Path) -> None:
+    for name in ("step_00000003", "step_00000007.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "state.json").write_text('{"format": 1}', encoding="utf-8")
+    only = tmp_path / "checkpoints" / "step_00000003"
+    assert latest_checkpoint(only.parent) == only
+    assert has_run(tmp_path) and identify(tmp_path).folder == only
 
 
 GOOD = {
