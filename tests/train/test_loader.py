@@ -319,7 +319,7 @@ def test_a_corrupt_sample_names_its_shard_and_document(tmp_path: Path, workers: 
         ({"split": "x"}, "split 'x'"),
         ({"train": ("0.3", "a", "0.7")}, "neither prefixes alone nor pairs"),
         ({"train": (DataEntry(path="a", weight=1.0), DataEntry(path="b"))}, "some entries only"),
-        ({"train": (DataEntry(path="a", weight=0.0),)}, "a has the weight 0.0"),
+        ({"train": (0.0, "a")}, "a.* weight"),
         ({"train": (DataEntry(path="a"), "b")}, "write all of them one way"),
         ({"order": "cyclic", "tail": "pad"}, "cyclic has no padded tail"),
     ],
@@ -327,6 +327,11 @@ def test_a_corrupt_sample_names_its_shard_and_document(tmp_path: Path, workers: 
 def test_a_wrong_section_is_a_configuration_error(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DataConfig(**({"train": ("a",)} | changes))
+
+
+def test_an_entry_of_no_weight_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train: a: weight is 0\.0; it must be above 0"):
+        DataEntry(path="a", weight=0.0)
 
 
 def test_nothing_to_train_on_is_a_configuration_error() -> None:
