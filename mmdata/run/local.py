@@ -215,8 +215,9 @@ class _Map:
     def _within_limits(self) -> bool:
         held = self._pulled - self._yielded
         # What the caller has done itself waits for the first items, which a worker has that is still building.
-        many = held >= (_AHEAD + 1) * self._most and all(worker.ready for worker in self._crew.workers)
-        return not many and (held == 0 or self._bytes < self._byte_limit)
+        ahead = self._here is not None and not all(worker.ready for worker in self._crew.workers)
+        few = ahead or held < (_AHEAD + 1) * self._most
+        return few and (held == 0 or self._bytes < self._byte_limit)
 
     def _has_room(self) -> bool:
         """Whether another item may be pulled for a worker: nobody waits, count and bytes are below their limits."""
