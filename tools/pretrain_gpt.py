@@ -63,13 +63,14 @@ def world_here(config: TrainConfig) -> int:
     """
     import torch
 
-    parallel = config.parallel
-    block, devices = parallel.tensor * parallel.pipeline, torch.cuda.device_count()
-    world = block * (parallel.data or max(1, devices // block))
+    from mmdata_train.ranks import ranks_here
+
+    parallel, devices, world = config.parallel, torch.cuda.device_count(), ranks_here(config)
     if 0 < devices < world:
+        data = world // (parallel.tensor * parallel.pipeline)
         raise LayoutError(
             f"--tensor-model-parallel-size {parallel.tensor} x --pipeline-model-parallel-size {parallel.pipeline}"
-            f" x {world // block} data ranks need {world} GPUs, but this machine has {devices}; lower one of them, or"
+            f" x {data} data ranks need {world} GPUs, but this machine has {devices}; lower one of them, or"
             " start the command with torchrun on several machines"
         )
     return world
