@@ -119,6 +119,7 @@ def test_every_key_named_as_ours_is_one() -> None:
     for meant in ALIASES.values():
         kind: Any = TrainConfig
         for name in meant.split(" ")[0].rstrip(":").split("."):
+            assert name in get_type_hints(kind), meant
             kind = get_type_hints(kind)[name]
 
 

@@ -141,9 +141,10 @@ def test_what_needs_a_validation_set_is_refused_without_it(shard: str, changes: 
 
 
 def test_what_has_a_validation_set_is_not_refused(shard: str) -> None:
-    config_of(shard, **{"output.best_by": "valid", "data.split": '"9,1,0"', "train.early_stop_after": 1,
-                        "train.eval_every": 1})  # fmt: skip
-    config_of(shard, **{"output.best_by": "law", "data.valid": "{law: a}"})
+    config = config_of(shard, **{"output.best_by": "valid", "data.split": '"9,1,0"', "train.early_stop_after": 1,
+                                 "train.eval_every": 1})  # fmt: skip
+    assert (config.output.best_by, config.train.early_stop_after) == ("valid", 1)
+    assert config_of(shard, **{"output.best_by": "law", "data.valid": "{law: a}"}).output.best_by == "law"
 
 
 @pytest.mark.parametrize(
