@@ -20,10 +20,11 @@ import orjson
 
 from mmdata.chat.formats import chat_parser
 from mmdata.chat.render import ChatOptions, ChatRenderer
+from mmdata.collector import collector_paused
 from mmdata.document import Document
 from mmdata.encode import EncodeOptions, encode_documents
 from mmdata.jsonl import Block, Position
-from mmdata.records import RecordOptions, RecordParser, collector_paused, parse_block, text_parser
+from mmdata.records import RecordOptions, RecordParser, parse_block, text_parser
 from mmdata.tokenizer import load_tokenizer
 
 BATCH = 1000

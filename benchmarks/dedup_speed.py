@@ -212,7 +212,10 @@ class _NoText:
     def __init__(self, total: int) -> None:
         self.half = total // 2
 
-    def load(self, documents: np.ndarray[Any, Any], limit_bytes: int) -> ShingleSets:
+    def sizes(self, documents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.full(len(documents), 8, dtype=np.int64)
+
+    def load(self, documents: np.ndarray[Any, Any], slot: int) -> ShingleSets:
         values = np.where(documents >= self.half, documents - self.half, documents).astype(np.uint64)
         return ShingleSets(values, np.arange(len(values) + 1, dtype=np.int64))
 

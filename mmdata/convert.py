@@ -14,10 +14,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from mmdata._callable import make_callable
+from mmdata.collector import collector_paused, loaded_spared
 from mmdata.errors import UsageError
 from mmdata.pipeline.conversion import Conversion, RunOptions
 from mmdata.pipeline.options import ConvertOptions
-from mmdata.records import collector_paused
 from mmdata.report.build import RunReport
 
 _RUN_FIELDS = set(RunOptions.__dataclass_fields__)
@@ -34,7 +34,9 @@ def convert(inputs: Paths, output_prefix: str | os.PathLike[str], tokenizer: Any
     Raises UsageError, InputError, OutputError, TokenizerError, RunError and their kin; nothing is left at the final
     names then.
     """
-    return _prepare(inputs, output_prefix, tokenizer, options).execute()
+    prepared = _prepare(inputs, output_prefix, tokenizer, options)
+    with loaded_spared():
+        return prepared.execute()
 
 
 def plan(inputs: Paths, output_prefix: str | os.PathLike[str], tokenizer: Any, **options: Any) -> dict[str, Any]:

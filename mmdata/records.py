@@ -6,14 +6,13 @@ Documents by a function the caller passes in, so that reading does not depend on
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
+from mmdata.collector import collector_paused
 from mmdata.document import Document, Part, Reject
 from mmdata.errors import UsageError
 from mmdata.reading.blocks import Block
@@ -78,18 +77,6 @@ def parse_block(block: Block, options: RecordOptions, parse_record: RecordParser
         raise UsageError(f"records of format {options.format} need a parser for chat records")
     with collector_paused():
         return _parse(block, options, parse_record)
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Nothing parsed is a cycle, and looking for cycles among ten thousands of short records costs as much again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _parse(block: Block, options: RecordOptions, parse_record: RecordParser | None) -> ParsedBlock:

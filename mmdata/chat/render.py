@@ -26,9 +26,9 @@ from mmdata.chat.stretches import Indices, StretchEncoder, Tokens
 from mmdata.chat.templates import ChatTemplate, load_template
 from mmdata.chat.thinking import THINKING, Thinking, prepare
 from mmdata.chat.tracing import Programs, TraceOptions
+from mmdata.collector import collector_paused
 from mmdata.document import Document, Drop
 from mmdata.errors import ChatRecordError, ChatTemplateError, UsageError
-from mmdata.records import collector_paused
 from mmdata.tokenizers.base import Tokenizer
 
 TrainOn = Literal["assistant", "last", "all"]

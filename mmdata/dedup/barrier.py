@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, Watch, clear_scratch
+from mmdata.dedup.decide import DEFAULT_MEMORY, DedupRun, Rule, clear_scratch
 from mmdata.dedup.decisions import Decisions
 from mmdata.dedup.index import DedupIndex
 from mmdata.dedup.keeper import KeeperPolicy
@@ -111,7 +111,7 @@ class Barrier:
         """
         self.folder, self.params = folder, params
         self.options = options if options is not None else BarrierOptions()
-        self.signer = Signer(params, threads=self.options.threads)
+        self.signer = Signer(params)
         self.run = DedupRun(params, folder, self.options.memory, Rule(ranked=self.options.policy.ranks))
         self.statistics = DedupStatistics(params, folder)
         self._decisions: Decisions | None = None
@@ -167,7 +167,7 @@ class Barrier:
             self.spool.close()
             return SpoolReader(self.spool_path)
 
-    def decide(self, source_names: Sequence[str], watch: Watch | None = None) -> Iterator[FrameDecision]:
+    def decide(self, source_names: Sequence[str]) -> Iterator[FrameDecision]:
         """Decide, then yield each frame's decisions in input order, counting them into `statistics`.
 
         source_names: the inputs' paths by number.
@@ -175,7 +175,7 @@ class Barrier:
         with scratch_faults(self.folder), self.reader() as reader:
             (self.folder / DECIDING).touch()
             source = SpoolSource(reader, self.signer)
-            self._decisions = self.run.decide(source, self.options.index, watch, self.signer.native)
+            self._decisions = self.run.decide(source, self.options.index, self.signer.native, self.options.threads)
             self.statistics.uncounted, self.statistics.compared = self.run.uncounted, self.run.compared
             yield from self._frames(reader, self._decisions, source_names)
             self.statistics.pairs = [self._pair(reader, source_names, *pair) for pair in self.statistics.sampled()]
@@ -219,10 +219,10 @@ class Barrier:
         self, reader: SpoolReader, source_names: Sequence[str], document: int, kept: int, exact: float
     ) -> SampledPair:
         """Both texts in excerpts; an index has no text, so there only the names and the exact similarity are known."""
-        dropped_text = reader.texts([document], 1)[0]
+        dropped_text = reader.texts([document])[0]
         kept_text, estimated = "", exact
         if kept >= 0:
-            kept_text = reader.texts([kept], 1)[0]
+            kept_text = reader.texts([kept])[0]
             if self.params.method == "minhash":
                 signatures = self.signer.signatures([dropped_text, kept_text])
                 estimated = float(np.mean(signatures[0] == signatures[1]))

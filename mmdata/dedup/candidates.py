@@ -7,7 +7,7 @@ moves pairs from one store to the next each partition is deleted as soon as it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -46,20 +46,15 @@ class Members:
     pinned: U64
 
 
-def group(
-    keys: PairStore, folder: Path | None, memory: int, lookup: KeyLookup | None,
-    working: Callable[[], None] = lambda: None,
-) -> tuple[PairStore, U64]:  # fmt: skip
+def group(keys: PairStore, folder: Path | None, memory: int, lookup: KeyLookup | None) -> tuple[PairStore, U64]:
     """The pairs (key, document) whose key occurs twice or in the index; pairs of one key are neighbours.
 
     Consumes `keys`. Index documents appear as PINNED | number; also returns their distinct numbers, ascending.
-    working: called for each piece.
     """
     groups = PairStore(folder, "groups", KEY_SHIFT, pending_pairs(memory))
     found: list[U64] = []
     last: tuple[np.uint64, np.uint64, bool] | None = None
     for piece_keys, documents in keys.read_sorted(memory, consume=True):
-        working()
         same = np.zeros(len(piece_keys) + 1, dtype=np.bool_)
         same[1:-1] = piece_keys[1:] == piece_keys[:-1]
         if last is not None and last[0] == piece_keys[0]:
@@ -82,14 +77,10 @@ def group(
     return groups, np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.uint64)
 
 
-def order_members(
-    groups: PairStore, pinned: U64, total: int, rank_of: U32 | None, native: bool,
-    told: Callable[[U64], None] | None = None,
-) -> Members:  # fmt: skip
+def order_members(groups: PairStore, pinned: U64, total: int, rank_of: U32 | None, native: bool) -> Members:
     """Unite what shares a key and order it by component, then keeper order. Consumes `groups`.
 
-    total: documents of this run. rank_of: each document's place in keeper order, None for input order. told: of every
-    document that shares a key, once or several times, those of the index marked PINNED.
+    total: documents of this run. rank_of: each document's place in keeper order, None for input order.
     Raises DedupParameterError above 2^32 - 2 documents.
     """
     nodes_total = total + len(pinned)
@@ -100,8 +91,6 @@ def order_members(
     for keys, documents in groups.read_unsorted(consume=False):
         nodes = np.concatenate([carry_node, _nodes(documents, pinned, rank_of)])
         unite_runs(parent, np.concatenate([carry_key, keys]), nodes, native)
-        if told is not None:
-            told(documents)
         carry_key, carry_node = keys[-1:], nodes[-1:]
     flatten(parent, native)
     shift = max(int(nodes_total).bit_length() + 32 - 8, 32)

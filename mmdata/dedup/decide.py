@@ -9,8 +9,10 @@ bytes. Without a work folder everything stays in memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +24,7 @@ from mmdata.dedup.decisions import Decisions
 from mmdata.dedup.external import PairStore, pending_pairs
 from mmdata.dedup.keeper import F64, U32, rank_in_memory, rank_on_disk
 from mmdata.dedup.key_log import KeyLog
+from mmdata.dedup.loading import loaded_in_order
 from mmdata.dedup.params import DedupParams
 from mmdata.dedup.signer import ShingleSets, Signed, concatenate_sets
 from mmdata.dedup.walk import ALWAYS_KEPT, NEVER_KEPT, ORDINARY, Piece, make_walker
@@ -31,15 +34,21 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 CHUNK_DOCUMENTS = 4096
+INDEX_DOCUMENTS = 256
+"""Of an index in one piece at most."""
 DEFAULT_MEMORY = 256 << 20
 LOW32 = np.uint64(0xFFFFFFFF)
 
 
 class SetSource(Protocol):
-    """Gives back the shingle sets of documents by number."""
+    """Gives back the shingle sets of documents by number; asked by several threads, each with a slot of its own."""
 
-    def load(self, documents: I64, limit_bytes: int) -> ShingleSets:
-        """Sets of the first documents asked for, as many as have about limit_bytes of text together, at least one."""
+    def sizes(self, documents: I64) -> I64:
+        """Bytes of each text, or about that."""
+        ...
+
+    def load(self, documents: I64, slot: int) -> ShingleSets:
+        """Sets of all documents asked for. They are good until the slot is used again."""
         ...
 
 
@@ -49,19 +58,6 @@ class PinnedSource(KeyLookup, Protocol):
     def sets(self, numbers: U64) -> ShingleSets:
         """Shingle sets of index documents by number."""
         ...
-
-
-class Watch:
-    """Told what a decision is doing, by the thread that decides; whatever it raises ends the decision."""
-
-    def working(self) -> None:
-        """Comes every so often."""
-
-    def candidates(self, documents: U64) -> None:
-        """These share a key with another, or with a document of the index; numbers of the index have their top bit."""
-
-    def candidates_known(self) -> None:
-        """All candidates have been told: every other document is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +148,32 @@ class DedupRun:
         self,
         source: SetSource,
         index: PinnedSource | None = None,
-        watch: Watch | None = None,
         native: bool = True,
+        threads: int = 1,
     ) -> Decisions:
         """Decide everything added. Consumes the scratch files; call once.
 
-        source: the texts' shingle sets. index: documents that win over all of these.
+        source: the texts' shingle sets. index: documents that win over all of these. threads: that load sets; with one,
+        the calling thread does.
         """
-        watch = watch if watch is not None else Watch()
         assert self._ordered == self.total or not self.rule.ranked, "a ranking rule needs a key for each document"
-        groups, pinned = group(self._sorted_keys(), self.folder, self.memory, index, watch.working)
+        groups, pinned = group(self._sorted_keys(), self.folder, self.memory, index)
         rank_of = self._rank()
-        members = order_members(groups, pinned, self.total, rank_of, native, watch.candidates)
-        watch.candidates_known()
+        members = order_members(groups, pinned, self.total, rank_of, native)
         document_of = None if rank_of is None else _inverse(rank_of)
         del rank_of
         decisions = Decisions(self.total, self.folder)
         walker = make_walker(self.params.threshold, native, self.params.cluster and self.params.method == "minhash")
-        for piece in self._pieces(members, document_of, source, index):
+        in_memory = 1 if threads == 1 else threads + 1
+        # Bytes of text of each piece in memory: its sets and tables take about four times as much.
+        limit = max(self.memory // 8 // in_memory, 1 << 16)
+        jobs = self._jobs(members, document_of, _Sets(source, index, limit))
+        for piece in loaded_in_order(jobs, threads, in_memory * limit):
             kept_of, similarity = walker.decide(piece)
             dropped = kept_of != -1
             # Index documents stand as negative numbers from -2 down in the walk already.
             decisions.add(piece.document[dropped], kept_of[dropped], similarity[dropped])
             del piece  # the next one is made before the name is given anew
-            watch.working()
         self.compared = walker.compared
         return decisions
 
@@ -196,14 +194,10 @@ class DedupRun:
         path.unlink(missing_ok=True)
         return rank
 
-    def _chunk_bytes(self) -> int:
-        """Text a chunk may hold: its sets and tables take about four times as much."""
-        return max(self.memory // 8, 1 << 16)
-
-    def _pieces(
-        self, members: Members, document_of: U32 | None, source: SetSource, index: PinnedSource | None
-    ) -> Iterator[Piece]:
-        """Chunks of documents with their sets, cut further where the texts are long."""
+    def _jobs(
+        self, members: Members, document_of: U32 | None, sets: _Sets
+    ) -> Iterator[tuple[int, Callable[[int], Piece]]]:
+        """Bytes and makers of pieces: runs of documents whose texts are within the limit, or a single larger one."""
         last_root = -1
         for places, keys, key_starts in document_chunks(members, self.memory, CHUNK_DOCUMENTS):
             roots = (places >> np.uint64(32)).astype(np.int64)
@@ -211,17 +205,12 @@ class DedupRun:
             last_root = int(roots[-1])
             documents = _documents(places & LOW32, members.pinned, document_of)
             kind = self._kinds(documents)
-            low = 0
-            while low < len(documents):
-                sets = _load(documents[low:], self._chunk_bytes(), source, index)
-                high = low + len(sets)
+            for low, high, size in _runs(sets.sizes(documents), sets.limit):
                 span = key_starts[low : high + 1]
-                yield Piece(
-                    documents[low:high], first[low:high], kind[low:high], sets.values, sets.starts,
-                    keys[span[0] : span[-1]], span - span[0],
+                yield size, partial(
+                    sets.piece, documents[low:high], first[low:high], kind[low:high], keys[span[0] : span[-1]],
+                    span - span[0],
                 )  # fmt: skip
-                low = high
-                del sets  # the next ones are made before the name is given anew
 
     def _kinds(self, documents: I64) -> NDArray[np.uint8]:
         kind = np.full(len(documents), ORDINARY, dtype=np.uint8)
@@ -256,23 +245,52 @@ def _documents(nodes: U64, pinned: U64, document_of: U32 | None) -> I64:
     return documents
 
 
-def _load(documents: I64, limit_bytes: int, source: SetSource, index: PinnedSource | None) -> ShingleSets:
-    """Sets of a leading part of the documents, at least of the first; a run of one kind (ours or the index's) each."""
-    parts: list[ShingleSets] = []
-    done, tokens = 0, 0
-    while done < len(documents) and tokens < limit_bytes // 4:
-        of_index = documents[done:] < 0
-        run = int(np.argmax(of_index != of_index[0])) or len(of_index)
-        wanted = documents[done : done + run]
-        if of_index[0]:
-            assert index is not None, "index documents come from an index"
-            sets = index.sets((-2 - wanted[:256]).astype(np.uint64))
-        else:
-            sets = source.load(wanted, limit_bytes)
-        parts.append(sets)
-        done += len(sets)
-        tokens += len(sets.values)
-    return concatenate_sets(parts)
+def _runs(sizes: I64, limit: int) -> Iterator[tuple[int, int, int]]:
+    """(low, high, bytes) of runs that hold at most `limit` bytes, or a single larger one."""
+    ends = np.cumsum(sizes)
+    low, before = 0, 0
+    while low < len(sizes):
+        high = max(int(np.searchsorted(ends, before + limit, side="right")), low + 1)
+        yield low, high, int(ends[high - 1]) - before
+        low, before = high, int(ends[high - 1])
+
+
+class _Sets:
+    """Makes pieces of documents of this run and of an index."""
+
+    def __init__(self, source: SetSource, index: PinnedSource | None, limit: int) -> None:
+        """limit: bytes of text that a piece may hold."""
+        self.limit = limit
+        self._source, self._index = source, index
+        self._index_in_use = threading.Lock()
+
+    def sizes(self, documents: I64) -> I64:
+        """Bytes of text of each; those of an index, which are not known, for their share of a piece."""
+        sizes = np.full(len(documents), self.limit // INDEX_DOCUMENTS, dtype=np.int64)
+        ours = documents >= 0
+        sizes[ours] = self._source.sizes(documents[ours])
+        return sizes
+
+    def piece(
+        self, documents: I64, first: NDArray[np.bool_], kind: NDArray[np.uint8], keys: U64, key_starts: I64, slot: int
+    ) -> Piece:
+        """These documents with their sets."""
+        sets = self._load(documents, slot)
+        return Piece(documents, first, kind, sets.values, sets.starts, keys, key_starts)
+
+    def _load(self, documents: I64, slot: int) -> ShingleSets:
+        cuts = np.flatnonzero((documents[1:] < 0) != (documents[:-1] < 0)) + 1
+        parts = []
+        for part in np.split(documents, cuts):
+            if part[0] >= 0:
+                sets = self._source.load(part, slot)
+                # The next part is loaded into the same slot.
+                parts.append(ShingleSets(sets.values.copy(), sets.starts) if len(cuts) else sets)
+                continue
+            assert self._index is not None, "index documents come from an index"
+            with self._index_in_use:
+                parts.append(self._index.sets((-2 - part).astype(np.uint64)))
+        return concatenate_sets(parts)
 
 
 def clear_scratch(folder: Path) -> None:

@@ -208,7 +208,7 @@ class FilePass:
         for place in places:
             drop = drop_of(identities[place], decision, place, self.params)
             if drop.path == "-":
-                drop = replace(drop, text=reader.texts([decision.first_document + place], 1)[0])
+                drop = replace(drop, text=reader.texts([decision.first_document + place])[0])
             file.write(drop_record(drop if reason is None else replace(drop, reason=reason)))
         self.counts.dropped += len(places)
 

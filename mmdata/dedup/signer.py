@@ -11,10 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,11 +71,10 @@ class Signer:
     """Computes keys and shingle sets under one set of parameters; picklable, for one thread; keeps scratch memory.
 
     native: None takes the compiled kernels when numba is there and logs a warning when not; True or False forces.
-    threads: how many of its own `sets_of_utf8` may use.
     """
 
-    def __init__(self, params: DedupParams, native: bool | None = None, threads: int = 1) -> None:
-        self.params, self.threads = params, threads
+    def __init__(self, params: DedupParams, native: bool | None = None) -> None:
+        self.params = params
         self.native = find_spec("numba") is not None if native is None else native
         self.engine = "numba" if self.native else "numpy"
         self._scratch: U64 = np.empty(0, dtype=np.uint64)
@@ -121,20 +118,15 @@ class Signer:
                 parts.append(self._shingles(block, distinct=True))
         return concatenate_sets(parts)
 
-    def sets_of_utf8(self, texts: Sequence[bytes]) -> ShingleSets:
-        """As `sets`, of texts in UTF-8 with surrogates passed through; decodes them only where there is no kernel."""
+    def sets_of_utf8(self, texts: Sequence[bytes], room: U64 | None = None) -> ShingleSets:
+        """As `sets`, of texts in UTF-8 with surrogates passed through; decodes them only where there is no kernel.
+
+        room: memory that the kernels may fill, of room_of(texts) values or more, in place of new memory.
+        """
         params = self.params
         if params.method == "exact" or params.normalize or not self.native or params.item_hash != "rolling":
             return self.sets([str(text, "utf-8", "surrogatepass") for text in texts])
-        if self.threads == 1 or len(texts) < 2 * self.threads:
-            return self._fill(texts, self._room(texts))
-        cuts = _shares(texts, self.threads)
-        shares = [texts[low:high] for low, high in pairwise(cuts)]
-        signers = [self, *(Signer(params, self.native) for _ in shares[1:])]
-        rooms = np.split(self._room(texts), np.cumsum([self._room_of(share) for share in shares[:-1]]))
-        with ThreadPoolExecutor(len(shares)) as pool:
-            parts = list(pool.map(Signer._fill, signers, shares, rooms))  # kernels run side by side
-        return _moved_together(parts, rooms)
+        return self._fill(texts, np.empty(self.room_of(texts), dtype=np.uint64) if room is None else room)
 
     def _fill(self, texts: Sequence[bytes], values: U64) -> ShingleSets:
         """Sets by the kernels, in `values` from its beginning on."""
@@ -203,7 +195,7 @@ class Signer:
         """Where not distinct, values are in this object's scratch memory until the next call."""
         if self.native and self.params.item_hash == "rolling":
             pieces = encoded if encoded is not None else [text.encode("utf-8", "surrogatepass") for text in texts]
-            return self._native(pieces, self._room(pieces) if distinct else None)
+            return self._native(pieces, np.empty(self.room_of(pieces), dtype=np.uint64) if distinct else None)
         chars, size = self.params.unit == "char", self.params.ngram
         make = plain.sha1_shingles if self.params.item_hash == "sha1" else plain.rolling_shingles
         arrays = [make(text, chars, size) for text in texts]
@@ -212,14 +204,11 @@ class Signer:
         starts = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
         return ShingleSets(np.concatenate([np.zeros(0, dtype=np.uint64), *arrays]), starts)
 
-    def _room(self, texts: Sequence[bytes]) -> U64:
-        """Room for the shingles of texts; what they do not fill is never touched, so it takes no memory.
+    def room_of(self, texts: Sequence[bytes]) -> int:
+        """The most shingles that texts can have: a word takes a byte and a separator at least, a character one byte.
 
-        A word takes a byte and a separator at least; a character one byte.
+        What they do not fill of new memory is never touched, so it takes none.
         """
-        return np.empty(self._room_of(texts), dtype=np.uint64)
-
-    def _room_of(self, texts: Sequence[bytes]) -> int:
         chars = self.params.unit == "char"
         return sum(len(text) if chars else len(text) // 2 + 1 for text in texts)
 
@@ -271,24 +260,6 @@ class Signer:
         from mmdata.dedup import minhash_kernels as native
 
         native.band_keys(signatures, rows, out)
-
-
-def _shares(texts: Sequence[bytes], count: int) -> list[int]:
-    """Bounds of `count` runs of about as many bytes; some may be empty."""
-    ends = np.cumsum([len(text) for text in texts])
-    return [0, *np.searchsorted(ends, ends[-1] * np.arange(1, count) // count).tolist(), len(texts)]
-
-
-def _moved_together(parts: Sequence[ShingleSets], rooms: Sequence[U64]) -> ShingleSets:
-    """The sets of all parts, each of which stands at the beginning of its room; the rooms are one array in order."""
-    values = rooms[0].base
-    assert isinstance(values, np.ndarray) and all(room.base is values for room in rooms)
-    starts, filled = [np.zeros(1, dtype=np.int64)], 0
-    for part in parts:
-        values[filled : filled + len(part.values)] = part.values
-        starts.append(part.starts[1:] + filled)
-        filled += len(part.values)
-    return ShingleSets(values[:filled], np.concatenate(starts))
 
 
 def _is_long(texts: Sequence[str]) -> bool:

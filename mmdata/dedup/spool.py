@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -27,6 +29,7 @@ from mmdata.document import Document, Part
 from mmdata.errors import DedupStateError
 
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
 
 PIECE_BYTES = 1 << 17
 LEVEL = -40
@@ -230,30 +233,42 @@ class SpoolReader:
         pieces = self._pieces[self._frames[frame] : self._frames[frame + 1]]
         return [(row[0], row[1], row[2], row[3]) for piece in pieces for row in self._rows(piece)]
 
-    def texts(self, numbers: Sequence[int], limit_bytes: int) -> list[str]:
-        """The texts of the first of these documents, as many as have about limit_bytes, at least one."""
-        return [str(text, "utf-8", "surrogatepass") for text in self.encoded_texts(numbers, limit_bytes)]
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """The texts of these documents."""
+        return [str(text, "utf-8", "surrogatepass") for text in self.encoded_texts(numbers)]
 
-    def encoded_texts(self, numbers: Sequence[int], limit_bytes: int) -> list[bytes]:
-        """As `texts`, in UTF-8; read in file order."""
-        places = (np.searchsorted(self._firsts, np.asarray(numbers, dtype=np.int64), side="right") - 1).tolist()
-        count, size = 0, 0
-        bounds: dict[int, I64] = {}
-        for number, place in zip(numbers, places, strict=True):
-            if place not in bounds:
-                bounds[place] = self._bounds(self._pieces[place])
-            local = number - self._pieces[place].first
-            size += int(bounds[place][local + 1] - bounds[place][local])
-            if count and size > limit_bytes:
-                break
-            count += 1
-        out = [b""] * count
-        for slot in sorted(range(count), key=numbers.__getitem__):
-            piece, ends = self._pieces[places[slot]], bounds[places[slot]]
-            local = numbers[slot] - piece.first
-            self._file.seek(piece.offset + 8 * piece.documents + int(ends[local]))
-            out[slot] = self._file.read(int(ends[local + 1] - ends[local]))
+    def sizes(self, numbers: I64) -> I64:
+        """Bytes of each of these texts in UTF-8."""
+        places = self._places(numbers)
+        out = np.empty(len(numbers), dtype=np.int64)
+        for place in np.unique(places).tolist():
+            chosen, piece = places == place, self._pieces[place]
+            out[chosen] = np.diff(self._bounds(piece))[numbers[chosen] - piece.first]
         return out
+
+    def encoded_texts(self, numbers: Sequence[int]) -> list[bytes]:
+        """As `texts`, in UTF-8; read in file order."""
+        places = self._places(np.asarray(numbers, dtype=np.int64)).tolist()
+        out = [b""] * len(numbers)
+        for place, slots in groupby(sorted(range(len(numbers)), key=numbers.__getitem__), key=places.__getitem__):
+            piece = self._pieces[place]
+            self._read_texts(piece, self._bounds(piece), list(slots), numbers, out)
+        return out
+
+    def _places(self, numbers: I64) -> I64:
+        """Which piece each document is in."""
+        return np.searchsorted(self._firsts, numbers, side="right") - 1
+
+    def _read_texts(
+        self, piece: _Piece, ends: I64, slots: list[int], numbers: Sequence[int], out: list[bytes]
+    ) -> None:  # fmt: skip
+        """Texts of one piece into their slots, which ascend by number: read at once, with what lies between them."""
+        low, high = (int(ends[numbers[slot] - piece.first + end]) for slot, end in ((slots[0], 0), (slots[-1], 1)))
+        self._file.seek(piece.offset + 8 * piece.documents + low)
+        whole = self._file.read(high - low)
+        for slot in slots:
+            local = numbers[slot] - piece.first
+            out[slot] = whole[ends[local] - low : ends[local + 1] - low]
 
     def _bounds(self, piece: _Piece) -> I64:
         """documents + 1 offsets into the piece's texts."""
@@ -299,11 +314,33 @@ def _document(row: list[Any], joined: memoryview) -> Document:
 
 
 class SpoolSource:
-    """Shingle sets of spooled documents, computed again from their texts (see decide.SetSource)."""
+    """Shingle sets of spooled documents, computed again from their texts (see decide.SetSource).
+
+    Each slot has a signer and memory for sets, filled again and again: touching new memory costs more than what is put
+    there.
+    """
 
     def __init__(self, reader: SpoolReader, signer: Signer) -> None:
-        self.reader, self.signer = reader, signer
+        self._reader, self._signer = reader, signer
+        self._reading = threading.Lock()
+        self._slots: dict[int, tuple[Signer, U64]] = {}
 
-    def load(self, documents: I64, limit_bytes: int) -> ShingleSets:
+    def sizes(self, documents: I64) -> I64:
         """See SetSource."""
-        return self.signer.sets_of_utf8(self.reader.encoded_texts(documents.tolist(), limit_bytes))
+        with self._reading:
+            return self._reader.sizes(documents)
+
+    def load(self, documents: I64, slot: int) -> ShingleSets:
+        """See SetSource."""
+        with self._reading:
+            texts = self._reader.encoded_texts(documents.tolist())
+        nothing = np.empty(0, dtype=np.uint64)
+        signer, room = self._slots.pop(slot, (None, nothing))
+        if signer is None:
+            signer = Signer(self._signer.params, self._signer.native)
+        wanted = signer.room_of(texts)
+        if len(room) < wanted:
+            room = nothing  # the old one is gone before there is a new one
+            room = np.empty(wanted, dtype=np.uint64)
+        self._slots[slot] = signer, room
+        return signer.sets_of_utf8(texts, room)

@@ -116,7 +116,9 @@ class Conversion:
         self._inputs = find_inputs(arguments, self._left_out.append)
         workers = fitting_workers(self._inputs) if run.workers is None else run.workers
         self._executor = make_executor(run.executor, workers, run.shard, caller_works=True)
-        self._read = ReadOptions(options.encoding, options.txt_document, run.block_bytes, run.block_records)
+        self._read = ReadOptions(
+            options.encoding, options.txt_document, run.block_bytes, run.block_records, taper=workers > 1
+        )  # fmt: skip
         self._records = record_options(options)
         self._recipe: Recipe | None = None
         numbered = options.split is not None or options.max_tokens_per_shard is not None

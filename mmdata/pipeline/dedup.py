@@ -1,9 +1,9 @@
 """A run with deduplication: sign everything, decide at the barrier, encode what was kept.
 
 Three phases, each resumable: `sign` reads, cleans and spools; `decide` writes the decisions to a file, frame by frame
-of the spool; `kept` encodes the kept documents of each frame, with several workers beginning while the last phase is
-still at work (`mmdata.pipeline.ahead`). The spool and the decisions are the only state between them, so a killed run
-repeats at most the decision and a few seconds of the other two.
+of the spool, with as many threads as there are workers, which wait meanwhile; `kept` encodes the kept documents of each
+frame. The spool and the decisions are the only state between them, so a killed run repeats at most the decision and a
+few seconds of the other two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mmdata.collector import collector_paused
 from mmdata.dedup.barrier import Barrier, SignedBlock, sign_documents
 from mmdata.dedup.index import DedupIndex, Identity
 from mmdata.dedup.keeper import KeeperPolicy
@@ -25,12 +26,10 @@ from mmdata.dedup.spool import SpoolReader
 from mmdata.document import Drop, Reject
 from mmdata.errors import DedupStateError
 from mmdata.jsonl import Block, Position, read_blocks
-from mmdata.pipeline.ahead import DecisionAhead
 from mmdata.pipeline.driver import Consumed, DiskBytes, RunTools, Source
 from mmdata.pipeline.frames import DedupSetup, FrameEncoder, decided_tasks, describe_frame, write_decisions
 from mmdata.pipeline.work import BlockResult, Preparation, Preparer, Stages, Timer, describe_block
 from mmdata.reading.excerpt import mask
-from mmdata.records import collector_paused
 from mmdata.report.tally import Tally
 
 MOST_THREADS = 8
@@ -87,9 +86,6 @@ def sign_and_encode(source: Source, stages: Stages, setup: DedupSetup, consumed:
             source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=True)
             tools.clock.commit_if_due(lambda: consumed.checkpoint("decide") | {"barrier": barrier.checkpoint()})
         tools.progress.stage("deciding")
-        if tools.executor.workers > 1:
-            _decide_and_encode(stages, setup, barrier, consumed, tools)
-            return
         with Timer(consumed.tally, "decide"):
             write_decisions(setup, barrier)
         _take_statistics(setup, barrier, consumed)
@@ -97,24 +93,6 @@ def sign_and_encode(source: Source, stages: Stages, setup: DedupSetup, consumed:
     finally:
         barrier.suspend()
     encode_kept(stages, setup, consumed, tools)
-
-
-def _decide_and_encode(
-    stages: Stages, setup: DedupSetup, barrier: Barrier, consumed: Consumed, tools: RunTools
-) -> None:
-    """Phases `decide` and `kept`, the second beginning before the first is done."""
-    with DecisionAhead(setup, barrier, tools.executor.workers) as decision:
-        results = tools.executor.map(partial(FrameEncoder, stages, setup), decision.tasks(), describe=describe_frame)
-        with contextlib.closing(results) as ordered:
-            for result in decision.whole_frames(ordered):
-                if consumed.dedup is None:
-                    consumed.tally.seconds["decide"] = consumed.tally.seconds.get("decide", 0.0) + decision.seconds
-                    _take_statistics(setup, barrier, consumed)
-                    tools.progress.stage("encoding")
-                _take_frame(result, setup, consumed, tools)
-    if consumed.dedup is None:  # a spool without frames
-        _take_statistics(setup, barrier, consumed)
-    _end_encoding(setup)
 
 
 def _take_statistics(setup: DedupSetup, barrier: Barrier, consumed: Consumed) -> None:
@@ -176,7 +154,8 @@ def encode_kept(stages: Stages, setup: DedupSetup, consumed: Consumed, tools: Ru
     with contextlib.closing(results) as ordered:
         for result in ordered:
             _take_frame(result, setup, consumed, tools)
-    _end_encoding(setup)
+    if setup.index is not None:
+        _make_durable(setup)  # what was kept is read once more, after publication
 
 
 def _take_frame(result: BlockResult, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
@@ -186,11 +165,6 @@ def _take_frame(result: BlockResult, setup: DedupSetup, consumed: Consumed, tool
     consumed.frame += 1
     tools.progress.advance(tokens=result.tally.tokens)
     tools.clock.commit_if_due(lambda: _kept_state(setup, consumed))
-
-
-def _end_encoding(setup: DedupSetup) -> None:
-    if setup.index is not None:
-        _make_durable(setup)  # what was kept is read once more, after publication
 
 
 def add_to_index(setup: DedupSetup) -> None:

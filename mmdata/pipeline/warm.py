@@ -53,11 +53,9 @@ def warm_worker(needs: WorkerNeeds) -> None:
     if needs.compares:
         import_module("mmdata.pipeline.dedup")
         import_module("mmdata.dedup.minhash_kernels")
-    from mmdata.records import collector_paused
     from mmdata.tokenizer import preload_tokenizer
 
-    with collector_paused():  # half a second of looking for cycles among a vocabulary's objects
-        preload_tokenizer(needs.tokenizer, **needs.tokenizer_options)
+    preload_tokenizer(needs.tokenizer, **needs.tokenizer_options)
 
 
 def sample_texts(first: InputFile, encoding: str, records: RecordOptions, turn_order: TurnPolicy) -> list[str]:

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from mmdata.chat.formats import chat_parser
 from mmdata.chat.render import ChatOptions, ChatRenderer
 from mmdata.chat.turns import TurnPolicy
+from mmdata.collector import collector_paused
 from mmdata.document import Document, Drop, Reject
 from mmdata.encode import EncodeOptions, KeyTokens, encode_documents
 from mmdata.jsonl import Block, Position
-from mmdata.records import ParsedBlock, RecordOptions, RecordParser, collector_paused, parse_block
+from mmdata.records import ParsedBlock, RecordOptions, RecordParser, parse_block
 from mmdata.report.tally import Tally
 from mmdata.tokenizer import Tokenizer
 

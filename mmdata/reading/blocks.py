@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex
 
 from mmdata.errors import InputCorruptError, InputTruncatedError, UsageError
@@ -29,12 +29,15 @@ class ReadOptions:
 
     encoding: of every text input; see mmdata.reading.encodings. txt_document: what one document of a `.txt` file is.
     block_bytes: bytes a block aims at. block_records: most lines (or elements, rows) in a block, None for any number.
+    taper: the last blocks of the last input, where it is a plain file of lines in UTF-8, are smaller and smaller, so
+    that several workers end together.
     """
 
     encoding: str = "utf-8"
     txt_document: TxtDocument = "file"
     block_bytes: int = 4 << 20
     block_records: int | None = None
+    taper: bool = False
 
     def __post_init__(self) -> None:
         resolve_encoding(self.encoding)
@@ -109,7 +112,8 @@ def read_blocks(inputs: Sequence[InputFile], options: ReadOptions, resume: Posit
     for source in inputs[start.input_number :]:
         if source.number != start.input_number:
             start = Position(source.number)
-        yield from _read_one(source, options, start)
+        last = options.taper and source is inputs[-1]
+        yield from _read_one(source, options if last else replace(options, taper=False), start)
 
 
 def _read_one(source: InputFile, options: ReadOptions, start: Position) -> Iterator[Block]:
@@ -136,7 +140,9 @@ def _read_one(source: InputFile, options: ReadOptions, start: Position) -> Itera
 
 
 def _cut(source: InputFile, options: ReadOptions, text: Iterator[bytes], offset: int, line: int) -> Iterator[Piece]:
-    limits = Limits(options.block_bytes, options.block_records)
+    known = options.taper and source.compression == "none" and os.path.isfile(source.path)
+    end = os.path.getsize(source.path) if known and resolve_encoding(options.encoding) == "utf-8" else None
+    limits = Limits(options.block_bytes, options.block_records, end)
     if source.kind == "json":
         return cut_array(text, limits, offset, line)
     if source.kind == "txt" and options.txt_document == "file":

@@ -31,10 +31,21 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a piece aims at: bytes, and at most so many records."""
+    """What a piece aims at: bytes, and at most so many records.
+
+    taper_to: the offset where pieces end; towards it they get smaller, each a quarter of what is left, down to an
+    eighth of block_bytes. None: all are alike.
+    """
 
     block_bytes: int
     block_records: int | None
+    taper_to: int | None = None
+
+    def aim(self, offset: int) -> int:
+        """Bytes that a piece which starts at this offset aims at."""
+        if self.taper_to is None:
+            return self.block_bytes
+        return min(self.block_bytes, max((self.taper_to - offset) // 4, self.block_bytes // 8, 1))
 
 
 def cut_lines(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -> Iterator[Piece]:
@@ -43,6 +54,7 @@ def cut_lines(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -
     held = ready = 0  # bytes in parts, and how many of them are whole lines
     fault: InputError | None = None
     at_end = False
+    aim = limits.aim(offset)
     while not at_end:
         try:
             chunk = next(chunks, b"")
@@ -52,12 +64,12 @@ def cut_lines(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -
         rest = b""
         if cut := chunk.rfind(b"\n") + 1:
             ready = held + cut
-        if cut and ready >= limits.block_bytes:
+        if cut and ready >= aim:
             parts.append(memoryview(chunk)[:cut])
             rest = chunk[cut:]
         elif chunk:
             parts.append(chunk)
-        if ready >= limits.block_bytes or at_end:
+        if ready >= aim or at_end:
             whole = b"".join(parts)
             parts = []  # a huge line does not stand in memory twice
             if fault is not None:
@@ -65,7 +77,7 @@ def cut_lines(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -
             for piece in _split(whole, limits, offset, line):
                 yield piece
                 offset, line = piece.stop, piece.next_line
-            parts, held, ready = [rest], len(rest), 0
+            parts, held, ready, aim = [rest], len(rest), 0, limits.aim(offset)
         else:
             held += len(chunk)
     if fault is not None:
@@ -75,21 +87,21 @@ def cut_lines(chunks: Iterator[bytes], limits: Limits, offset: int, line: int) -
 def _split(data: bytes, limits: Limits, offset: int, line: int) -> Iterator[Piece]:
     begin = 0
     while begin < len(data):
-        end = _end_of_piece(data, begin, limits)
+        end = _end_of_piece(data, begin, limits.aim(offset + begin), limits.block_records)
         lines = data.count(b"\n", begin, end) + (data[end - 1] != 0x0A)
         body = data if end - begin == len(data) else data[begin:end]
         yield Piece(line, offset + begin, offset + end, body, line + lines)
         begin, line = end, line + lines
 
 
-def _end_of_piece(data: bytes, begin: int, limits: Limits) -> int:
+def _end_of_piece(data: bytes, begin: int, aim: int, most: int | None) -> int:
     end = len(data)
-    if end - begin > limits.block_bytes + 2 * min(CHUNK_BYTES, limits.block_bytes):
-        target = begin + limits.block_bytes
+    if end - begin > aim + 2 * min(CHUNK_BYTES, aim):
+        target = begin + aim
         end = data.rfind(b"\n", begin, target) + 1 or data.find(b"\n", target) + 1 or end
-    if limits.block_records is not None:
+    if most is not None:
         stop = begin
-        for _ in range(limits.block_records):
+        for _ in range(most):
             stop = data.find(b"\n", stop, end) + 1
             if not stop:
                 return end

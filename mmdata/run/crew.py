@@ -39,7 +39,8 @@ class Task:
 @dataclass(slots=True, eq=False)
 class Worker:
     """A process and its pipes. ready: it has built the function of this map; warm: it has loaded what it was told to,
-    so it can be given items before it is ready. ready_before: it has built a function.
+    so it can be given items before it is ready. ready_before: it has built a function. on_answer: called for every
+    message, by the thread that receives it.
     """
 
     process: Any  # multiprocessing's spawn process
@@ -52,6 +53,7 @@ class Worker:
     ready: bool = False
     warm: bool = False
     ready_before: bool = False
+    on_answer: Callable[[Worker], None] | None = None
 
     def start_threads(self) -> None:
         """One thread for each pipe: a worker that does not read while it computes must not stop the parent."""
@@ -88,6 +90,8 @@ class Worker:
             except (EOFError, OSError):
                 self.events.put((self, None))
                 return
+            if self.on_answer is not None:
+                self.on_answer(self)
             self.events.put((self, message))
 
 

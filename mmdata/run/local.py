@@ -9,6 +9,7 @@ there is work, or ahead of it by `prepare`.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ R = TypeVar("R")
 MOST_WORKERS = 1024
 _BYTES_PER_WORKER = 32 << 20
 _AHEAD = 2  # items with one worker: one in work, one waiting
+_STOCK = 2  # where the caller works: items that wait for whoever is free first
+_HELD = 16  # and pulled items whose turn has not come: what the caller has done may wait for one of the worker
 _ATTEMPTS = 2
 _SWITCH_S = 0.0005  # a receiver waits that long for the interpreter while the caller works; its worker waits with it
 _POLL_S = 0.1  # Ctrl-C is noticed between polls where waiting for a lock cannot be interrupted (Windows)
@@ -158,6 +161,7 @@ class _Map:
         self._here = here
         self._describe = describe
         self._waiting: deque[Task] = deque()  # pulled or given back by a dead worker, with nobody
+        self._handing = threading.Lock()  # of tasks from `_waiting` to workers, which receivers do too
         self._outcomes: dict[int, _Outcome] = {}
         self._source: Iterator[Any] | None = None  # None when it is exhausted
         self._source_fault: BaseException | None = None
@@ -198,6 +202,8 @@ class _Map:
                     self._here.close()
 
     def _leave(self, finished: bool, keep: bool) -> None:
+        for worker in self._crew.workers:
+            worker.on_answer = None
         if not (finished and keep):
             self._crew.close(gently=finished)
             return
@@ -216,17 +222,18 @@ class _Map:
         held = self._pulled - self._yielded
         # What the caller has done itself waits for the first items, which a worker has that is still building.
         ahead = self._here is not None and not all(worker.ready for worker in self._crew.workers)
-        few = ahead or held < (_AHEAD + 1) * self._most
+        few = ahead or held < (_HELD if self._here is not None else (_AHEAD + 1) * self._most)
         return few and (held == 0 or self._bytes < self._byte_limit)
 
     def _has_room(self) -> bool:
         """Whether another item may be pulled for a worker: nobody waits, count and bytes are below their limits."""
-        if self._source is None or self._waiting:
+        if self._source is None or len(self._waiting) > (_STOCK - 1 if self._here is not None else 0):
             return False
         if self._here is not None and not any(worker.ready or worker.warm for worker in self._crew.workers):
             return not self._crew.workers  # the first item starts one
         with_workers = sum(len(worker.tasks) for worker in self._crew.workers)
-        return with_workers < _AHEAD * self._spawned and self._within_limits()
+        wanted = self._here is not None or with_workers < _AHEAD * self._spawned
+        return wanted and self._within_limits()
 
     def _pull(self) -> bool:
         """Take the next item from the source; False when there is none, or when the source has failed."""
@@ -247,6 +254,10 @@ class _Map:
         return True
 
     def _hand_out(self) -> None:
+        with self._handing:
+            self._hand_out_waiting()
+
+    def _hand_out_waiting(self) -> None:
         while self._waiting:
             task = self._waiting[0]
             too_large = self._bytes > self._byte_limit and any(worker.tasks for worker in self._crew.workers)
@@ -255,9 +266,18 @@ class _Map:
             worker = self._choose(fresh=task.deaths > 0)
             if worker is None:
                 return
-            self._waiting.popleft()
-            worker.tasks.append(task)
-            worker.outbox.put(task.message)
+            self._give(worker)
+
+    def _give(self, worker: Worker) -> None:
+        task = self._waiting.popleft()
+        worker.tasks.append(task)
+        worker.outbox.put(task.message)
+
+    def _refill(self, worker: Worker) -> None:
+        """The next item for a worker that said something; by its receiver, as the caller may be at work for a while."""
+        with self._handing:
+            if self._waiting and not self._waiting[0].deaths and self._bytes <= self._byte_limit:
+                self._give(worker)
 
     def _choose(self, fresh: bool) -> Worker | None:
         """The worker for the next task: an idle one, else a new one, else the one with the least to do.
@@ -273,6 +293,7 @@ class _Map:
 
     def _tell(self, worker: Worker) -> None:
         worker.ready = False
+        worker.on_answer = None if self._here is None else self._refill
         worker.outbox.put(self._build)
 
     def _progress(self) -> None:
@@ -304,10 +325,11 @@ class _Map:
                 return False
             if not self._pull():
                 return True  # the end has been met: the loop looks at what is left
-        task = next((task for task in self._waiting if not task.deaths), None)
-        if task is None:
-            return False
-        self._waiting.remove(task)
+        with self._handing:
+            task = next((task for task in self._waiting if not task.deaths), None)
+            if task is None:
+                return False
+            self._waiting.remove(task)
         # What the result takes is not known without packing it; it is taken for as large as the item.
         self._outcomes[task.index] = _Outcome(self._here.answer(task), task.description, task.message.size)
         return True
@@ -352,7 +374,8 @@ class _Map:
                 )
                 self._bytes -= culprit.message.size
                 self._outcomes[culprit.index] = _Outcome(Answer(culprit.index, fault=fault), culprit.description, 0)
-        self._waiting.extendleft(reversed(worker.tasks))
+        with self._handing:
+            self._waiting.extendleft(reversed(worker.tasks))
 
 
 def _result_of(outcome: _Outcome) -> Any:

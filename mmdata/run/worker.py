@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from mmdata.collector import collector_paused
 from mmdata.errors import MMDataError, RunError
 from mmdata.run.channel import Message, pack, receive, send
 
@@ -94,7 +95,7 @@ def _work(inbox: queue.Queue[Message | None], answers: Connection) -> None:
         del message
         if isinstance(order, Warm):
             # Whoever needs what could not be loaded meets the same fault again and reports it.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), collector_paused():
                 order.function()
             send(answers, pack(Ready(NO_FUNCTION, time.time())))
         elif isinstance(order, Release):
@@ -121,7 +122,8 @@ def _read(message: Message) -> Any:
 
 def _build(order: Build, answers: Connection) -> Callable[[Any], Any] | None:
     try:
-        function = order.build()
+        with collector_paused():
+            function = order.build()
         gc.freeze()  # what was built stays: no use in looking through it for garbage again and again
     except BaseException as fault:
         send(answers, pack(NotBuilt(order.number, portable(fault))))

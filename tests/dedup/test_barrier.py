@@ -80,6 +80,28 @@ def test_a_barrier_killed_between_checkpoints_or_while_deciding_decides_the_same
     third.close()
 
 
+@pytest.mark.parametrize("memory", [1 << 20, 256 << 20])
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_several_threads_decide_what_one_does(tmp_path: Path, threads: int, memory: int) -> None:
+    """Of a corpus whose pieces of a work memory are many, one document larger than a piece."""
+    texts = [" ".join(f"w{i // 3}x{j}" for j in range(900)) + f" {i}" for i in range(300)]
+    texts[150] = " ".join(f"y{j}" for j in range(60_000))
+    documents = [
+        Document("in.jsonl", 0, i + 1, None, {"text": text}, (Part("text", "text", text),))
+        for i, text in enumerate(texts)
+    ]
+    found = {}
+    for count in (1, threads):
+        barrier = Barrier(tmp_path / f"work{count}", PARAMS, BarrierOptions(threads=count, memory=memory))
+        for low in range(0, 300, 50):
+            barrier.take(sign_documents(documents[low : low + 50], Signer(PARAMS), KeeperPolicy()))
+        decisions = outcome(barrier)
+        found[count] = flat(decisions), [d.similarity.tolist() for d in decisions], barrier.statistics.compared
+        barrier.close()
+    assert found[threads] == found[1]
+    assert sum(number >= 0 for number in found[1][0][0]) == 199  # of three alike one stays; one became another text
+
+
 def test_drops_name_the_kept_document_by_path_and_line(tmp_path: Path) -> None:
     barrier = Barrier(tmp_path / "work", PARAMS)
     signer = Signer(PARAMS)

@@ -58,9 +58,12 @@ class Sets:
     def __init__(self, arrays: list[np.ndarray]) -> None:
         self.arrays = arrays
 
-    def load(self, documents: np.ndarray, limit_bytes: int) -> ShingleSets:
-        values = self.arrays[int(documents[0])]
-        return ShingleSets(values, np.array([0, len(values)], dtype=np.int64))
+    def sizes(self, documents: np.ndarray) -> np.ndarray:
+        return np.array([8 * len(self.arrays[number]) for number in documents])
+
+    def load(self, documents: np.ndarray, slot: int) -> ShingleSets:
+        arrays = [self.arrays[number] for number in documents]
+        return ShingleSets(np.concatenate(arrays), np.cumsum([0, *map(len, arrays)]))
 
 
 def test_huge_sets_are_compared_exactly_with_huge_and_with_smaller_ones() -> None:

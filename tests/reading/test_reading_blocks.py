@@ -47,19 +47,20 @@ def write(folder: Path, name: str, data: bytes) -> Path:
     suffix=st.sampled_from(["", ".gz", ".zst"]),
     block_bytes=st.integers(1, 120),
     block_records=st.none() | st.integers(1, 5),
+    taper=st.booleans(),
 )
 def test_lines_do_not_depend_on_blocks(
     tmp_path: Path, lines: list[bytes], ending: bytes, closed: bool, mark: bool, suffix: str,
-    block_bytes: int, block_records: int | None,
+    block_bytes: int, block_records: int | None, taper: bool,
 ) -> None:  # fmt: skip
     data = b"\xef\xbb\xbf" * mark + ending.join(lines) + ending * closed
     path = write(tmp_path, f"a.jsonl{suffix}", data)
-    cut = blocks_of(path, block_bytes=block_bytes, block_records=block_records)
+    cut = blocks_of(path, block_bytes=block_bytes, block_records=block_records, taper=taper)
     assert parse_all(cut) == parse_all(blocks_of(path))
     assert b"".join(block.data for block in cut) == data[3 * mark :]
     assert all(block.data.endswith(b"\n") for block in cut[:-1])
     check_offsets(cut, data)
-    check_resume(path, cut, ReadOptions(block_bytes=block_bytes, block_records=block_records))
+    check_resume(path, cut, ReadOptions(block_bytes=block_bytes, block_records=block_records, taper=taper))
 
 
 @SETTINGS
@@ -175,6 +176,34 @@ def test_blocks_have_about_the_size_asked_for(tmp_path: Path) -> None:
     assert sum(sizes) == path.stat().st_size
     assert all(100_000 <= size <= 300_000 for size in sizes[:-1])
     assert {block.data.count(b"\n") for block in blocks_of(path, block_records=1000)} == {1000}
+
+
+def test_the_last_blocks_of_the_last_plain_file_taper(tmp_path: Path) -> None:
+    lines = b"".join(b'{"text": "%06d%s"}\n' % (i, b"x" * 480) for i in range(4000))  # 2 MB, 500 bytes each
+    one, two = write(tmp_path, "a.jsonl", lines), write(tmp_path, "b.jsonl", lines)
+    inputs = find_inputs([one, two])
+    blocks = list(read_blocks(inputs, ReadOptions(block_bytes=160_000, taper=True)))
+    first = [len(block.data) for block in blocks if block.input_number == 0]
+    last = [len(block.data) for block in blocks if block.input_number == 1]
+    assert min(first[:-1]) > 159_000, "only the last file tapers"
+    rest = len(lines)
+    for size in last[:-1]:
+        aim = min(160_000, max(rest // 4, 20_000))
+        assert aim - 500 <= size < aim + 2 * aim, "a block may take what was read with it"
+        rest -= size
+    assert last[-1] < 3 * 20_000 + 500 and len(last) > len(first)
+    assert b"".join(block.data for block in blocks) == 2 * lines
+    somewhere = blocks[-4]
+    again = list(read_blocks(inputs, ReadOptions(block_bytes=160_000, taper=True), somewhere.end))
+    assert [block.data for block in again] == [block.data for block in blocks[-3:]]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "-gb"])
+def test_where_the_end_is_not_known_all_blocks_are_alike(tmp_path: Path, name: str) -> None:
+    lines = b"".join(b'{"text": "%06d%s"}\n' % (i, b"x" * 480) for i in range(2000))
+    path = write(tmp_path, name.replace("-gb", "a.jsonl"), lines)
+    options = {"block_bytes": 100_000, "encoding": "gb18030" if name == "-gb" else "utf-8"}
+    assert blocks_of(path, taper=True, **options) == blocks_of(path, **options)
 
 
 def test_blocks_need_room() -> None:

@@ -148,6 +148,24 @@ def mark(folder: str) -> None:
     (Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}").touch()
 
 
+def waiting_for_others(caller: int, folder: str, count: int) -> Callable[[int], int]:
+    """Elsewhere than in `caller` each item leaves a mark; the first item of the caller waits for `count` marks."""
+    waits = os.getpid() == caller
+
+    def work(number: int) -> int:
+        nonlocal waits
+        if os.getpid() != caller:
+            (Path(folder) / f"item-{number}").touch()
+        end = time.monotonic() + 60.0
+        while waits and len(os.listdir(folder)) < count:
+            assert time.monotonic() < end, "the worker ran out of items"
+            time.sleep(0.01)
+        waits = False
+        return number
+
+    return work
+
+
 def cannot_load() -> None:
     raise InputError("not there yet")
 

@@ -66,6 +66,20 @@ def test_of_two_workers_the_caller_may_be_one(tmp_path: Path) -> None:
     assert set(pids) == {os.getpid(), other}
 
 
+def test_a_worker_goes_on_while_the_caller_is_at_work(tmp_path: Path) -> None:
+    """It had two items; the others that wait are handed to it by the thread that receives its answers."""
+    executor = LocalExecutor(2, caller_works=True)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    build = functools.partial(run_tasks.waiting_for_others, os.getpid(), str(marks), 3)
+    (tmp_path / "loaded").mkdir()
+    with closing(executor):
+        executor.prepare(functools.partial(run_tasks.mark, str(tmp_path / "loaded")))
+        assert loaded(tmp_path / "loaded", 1)
+        seen = list(executor.map(build, range(12), describe=run_tasks.name))
+    assert seen == list(range(12))
+
+
 def test_the_caller_stays_clear_of_the_items_where_there_are_more() -> None:
     executor = LocalExecutor(3, caller_works=True)
     assert os.getpid() not in set(executor.map(run_tasks.process_of, range(20), describe=run_tasks.name))
@@ -82,7 +96,7 @@ def test_a_caller_that_works_keeps_order_and_bounds() -> None:
 
     with closing(LocalExecutor(2, caller_works=True).map(run_tasks.double, items(), describe=run_tasks.name)) as found:
         for number, result in enumerate(found):
-            assert result == 2 * number and pulled <= number + 1 + 6
+            assert result == 2 * number and pulled <= number + 1 + 16
     assert pulled == 300
 
 
