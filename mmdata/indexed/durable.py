@@ -1,7 +1,8 @@
 """Files that survive a power cut: growing partial files, durable renames, and disk faults as our own errors.
 
-A PartialFile costs one xxh3 pass over what is appended (about a tenth of the write itself). Locks nothing: a second
-writer to the same name takes the name over, and the first one notices when it seals.
+A PartialFile costs one xxh3 pass over what is appended (about a tenth of the write itself). The disk begins with it
+while it grows, so that making it durable waits for the last piece alone. Locks nothing: a second writer to the same
+name takes the name over, and the first one notices when it seals.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import xxhash
 from mmdata.errors import CheckpointError, DiskFullError, OutputError, OutputReplacedError
 
 BLOCK_BYTES: Final = 1 << 20
+EARLY_BYTES: Final = 32 << 20
+"""Of a growing file: after as many more the disk begins with them."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT if hasattr(errno, "EDQUOT") else errno.ENOSPC)
 
 
@@ -131,6 +134,7 @@ class PartialFile:
         self._file = file
         self._hash = state
         self._identity = _identity(os.fstat(file.fileno()))
+        self._early = _EarlySync(file, size)
 
     @classmethod
     def create(cls, path: str, *, hashed: bool) -> PartialFile:
@@ -181,7 +185,8 @@ class PartialFile:
         """Add a contiguous buffer."""
         with disk_faults(self.path):
             self._file.write(data)
-        self.size += memoryview(data).nbytes
+            self.size += memoryview(data).nbytes
+            self._early.begin_if_due(self.size)
         if self._hash is not None:
             self._hash.update(data)
 
@@ -195,6 +200,7 @@ class PartialFile:
         """Flush to the disk."""
         with disk_faults(self.path):
             self._file.flush()
+            self._early.finish()
             os.fsync(self._file.fileno())
 
     def seal(self, *, durable: bool = True) -> None:
@@ -202,6 +208,7 @@ class PartialFile:
         if durable:
             self.sync()
         with disk_faults(self.path):
+            self._early.finish()
             self._file.close()
         there = self._there()
         if there is None or _identity(there) != self._identity or there.st_size != self.size:
@@ -218,6 +225,8 @@ class PartialFile:
     def close(self) -> None:
         """Close without a promise; what is not flushed may be lost, and a full disk is no news any more."""
         with suppress(OSError):
+            self._early.finish()
+        with suppress(OSError):
             self._file.close()
 
     def discard(self) -> None:
@@ -226,6 +235,43 @@ class PartialFile:
         there = self._there()
         if there is not None and _identity(there) == self._identity:
             remove(self.path)
+
+
+class _EarlySync:
+    """Flushes a growing file to the disk in a thread, a piece at a time.
+
+    The system reports a lost write to one flush only: what the thread is told, the next call raises.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._begun = size
+        self._thread: threading.Thread | None = None
+        self._fault: OSError | None = None
+
+    def begin_if_due(self, size: int) -> None:
+        """Flush what there is once EARLY_BYTES more were written, unless the last piece is still on its way."""
+        if size - self._begun < EARLY_BYTES or (self._thread is not None and self._thread.is_alive()):
+            return
+        self.finish()
+        self._begun = size
+        self._thread = threading.Thread(target=self._flush, args=(self._file.fileno(),), daemon=True)
+        self._thread.start()
+
+    def _flush(self, descriptor: int) -> None:
+        try:
+            os.fsync(descriptor)
+        except OSError as fault:
+            self._fault = fault
+
+    def finish(self) -> None:
+        """Wait for the thread; raise what it met."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
 
 
 def _identity(facts: os.stat_result) -> tuple[int, int]:
