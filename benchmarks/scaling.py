@@ -1,4 +1,4 @@
-"""Speed and memory of each layout on one and two GPUs: tokens/s for each GPU, MFU, bubble, exposed communication.
+"""Speed and memory of each layout on one to eight GPUs: tokens/s for each GPU, MFU, bubble, exposed communication.
 
     python benchmarks/scaling.py --out out/scaling.json
     python benchmarks/scaling.py --only '^8B' --budget 500 --out out/scaling-8b.json
@@ -88,6 +88,13 @@ def run_rows(rows: list[Row], setup: Setup, options: argparse.Namespace) -> list
     return results
 
 
+def visible(setup: Setup) -> int:
+    """The ranks there are devices for; two on the CPU."""
+    import torch
+
+    return torch.cuda.device_count() if setup.device == "cuda" else 2
+
+
 def machine(setup: Setup) -> Record:
     import torch
 
@@ -120,20 +127,29 @@ def ratios(results: list[Record]) -> list[str]:
     """What the layouts are worth against one another, where both rows ran."""
     rate = {record["name"]: record["tokens_per_second_per_gpu"] for record in results if "error" not in record}
     wanted = [(f"{shape} FSDP2", f"{shape} one GPU") for shape in SHAPES]
-    for shape in ("1B", "8B"):
-        others = ("TP2+SP", "TP2+SP, layers compiled", "PP2 1F1B", "PP2 interleaved, v=2", "FSDP2, no overlap")
-        wanted += [(f"{shape} {other}", f"{shape} FSDP2") for other in others]
+    wanted += [(f"{shape} FSDP{gpus}", f"{shape} one GPU") for shape in SHAPES for gpus in (4, 8)]
+    wanted += [(f"{shape} LoRA FSDP{gpus}", f"{shape} LoRA, one GPU") for shape in SHAPES for gpus in (2, 4, 8)]
+    for shape in SHAPES:
         wanted.append((f"{shape} TP2+SP", f"{shape} FSDP2, layers not compiled"))
-        lora = ("LoRA TP2+SP", "LoRA TP2+SP, layers compiled", "LoRA PP2 1F1B")
-        wanted.append((f"{shape} LoRA FSDP2", f"{shape} LoRA, one GPU"))
-        wanted += [(f"{shape} {other}", f"{shape} LoRA FSDP2") for other in lora]
+    for record in results:
+        row = record["row"]
+        base = f"{row['shape']} {'LoRA ' if row['lora'] else ''}FSDP{ranks_of(row)}"
+        if ranks_of(row) > 1 and record["name"] != base and not row["shape"].endswith("/2"):
+            wanted.append((record["name"], base))
     return [f"{a} / {b}: {rate[a] / rate[b]:.1%}" for a, b in wanted if a in rate and b in rate]
+
+
+def ranks_of(row: Record) -> int:
+    """GPUs of a row, as it stands in the results."""
+    parallel = row["parallel"]
+    return int(parallel["tensor"] * parallel["pipeline"] * (parallel["data"] or 1))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--max-ranks", type=int, default=2)
+    parser.add_argument("--min-ranks", type=int, default=1)
+    parser.add_argument("--max-ranks", type=int, help="as many as there are GPUs (two on the CPU) unless given")
     parser.add_argument("--only", default="", help="a regular expression rows must match, such as '^1B'")
     parser.add_argument(
         "--row-seconds", type=float, default=120.0, help="limit of one row, start and compiler included"
@@ -145,7 +161,10 @@ def main() -> int:
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     setup = Setup(options.device, 32 if options.tiny else 4096, "bf16", options.tiny)
-    rows = [row for row in all_rows() if row.ranks <= options.max_ranks and re.search(options.only, row.name)]
+    most = options.max_ranks or visible(setup)
+    rows = [row for row in all_rows() if options.min_ranks <= row.ranks <= most and re.search(options.only, row.name)]
+    if not rows:
+        parser.error(f"no row of {options.min_ranks} to {most} ranks matches {options.only!r}")
     if options.no_compile:
         rows = [replace(row, compile=False) for row in rows]
     # One GPU first: a change of the number of ranks starts processes anew.

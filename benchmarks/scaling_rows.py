@@ -23,7 +23,7 @@ EIGHT = ModelConfig(
     max_positions=4096, rope_theta=500000.0,
 )  # fmt: skip
 TINY = ModelConfig(
-    vocab_size=128, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=32
+    vocab_size=128, hidden_size=64, num_layers=8, num_heads=8, num_kv_heads=8, intermediate_size=96, max_positions=32
 )
 SHAPES = {"1B": ONE, "8B": EIGHT, "8B/2": replace(EIGHT, num_layers=16)}
 
@@ -85,6 +85,48 @@ def layouts(shape: str, micro_batch: int, rows: int) -> list[Row]:
     ]
 
 
+def mixed(shape: str, gpus: int, micro_batch: int, rows: int) -> list[Row]:
+    """Four or eight GPUs: each axis alone as far as it goes, then mixes, those of a pipeline with ZeRO 1."""
+
+    def sharded(tensor: int) -> ParallelConfig:
+        return ParallelConfig(tensor=tensor, data=gpus // tensor, zero_stage=3)
+
+    def staged(stages: int, tensor: int = 1) -> ParallelConfig:
+        data = gpus // stages // tensor
+        return ParallelConfig(tensor=tensor, pipeline=stages, data=data, zero_stage=1 if data > 1 else 0)
+
+    looped = replace(staged(4), schedule="interleaved", virtual_stages=2)
+    rest = gpus // 4
+    tail = f" x DP{rest}" if rest > 1 else ""
+    made = [
+        Row(shape, f"FSDP{gpus}", sharded(1), micro_batch, rows),
+        Row(shape, f"TP{gpus}+SP", ParallelConfig(tensor=gpus, data=1), micro_batch, rows, compile=False),
+        Row(shape, f"TP{gpus}+SP, layers compiled", ParallelConfig(tensor=gpus, data=1), micro_batch, rows),
+        Row(shape, f"PP4{tail} 1F1B", staged(4), 1, rows),
+        Row(shape, f"PP4{tail} interleaved, v=2", looped, 1, rows),
+        Row(shape, f"TP2+SP x PP2{tail} 1F1B", staged(2, tensor=2), 1, rows, compile=False),
+        Row(shape, f"TP2+SP x FSDP{gpus // 2}", sharded(2), micro_batch, rows, compile=False),
+        Row(shape, f"PP2 x DP{gpus // 2} 1F1B", staged(2), 1, rows),
+        Row(shape, f"FSDP{gpus}, no overlap", replace(sharded(1), overlap=False), micro_batch, rows),
+    ]
+    if gpus > 4:
+        made.insert(6, Row(shape, f"TP4+SP x FSDP{rest}", sharded(4), micro_batch, rows, compile=False))
+    return made
+
+
+def adapted_many(shape: str, gpus: int, micro_batch: int, rows: int) -> list[Row]:
+    """Adapters on four or eight GPUs."""
+    sharded = ParallelConfig(data=gpus, zero_stage=3)
+    mix = ParallelConfig(tensor=2, pipeline=2, data=gpus // 4)
+    tail = f" x DP{gpus // 4}" if gpus > 4 else ""
+    return [
+        Row(shape, f"LoRA FSDP{gpus}", sharded, micro_batch, rows, lora=LORA),
+        Row(shape, f"LoRA TP{gpus}+SP", ParallelConfig(tensor=gpus, data=1), micro_batch, rows, compile=False,
+            lora=LORA),
+        Row(shape, f"LoRA TP2+SP x PP2{tail} 1F1B", mix, 1, rows, compile=False, lora=LORA),
+    ]  # fmt: skip
+
+
 def adapted(shape: str, micro_batch: int, rows: int) -> list[Row]:
     """Adapters on one and two GPUs."""
     tensor, pipeline = ParallelConfig(tensor=2, data=1), ParallelConfig(pipeline=2, data=1)
@@ -111,6 +153,17 @@ def all_rows() -> list[Row]:
         Row("1B", "LoRA FSDP2", ParallelConfig(data=2, zero_stage=3), 4, 8, lora=LORA),
         Row("1B", "ZeRO 1", ParallelConfig(data=2, zero_stage=1), 4, 8),
         Row("1B", "ZeRO 2", ParallelConfig(data=2, zero_stage=2), 4, 8),
+        *(row for gpus in (4, 8) for row in rows_on(gpus)),
+    ]
+
+
+def rows_on(gpus: int) -> list[Row]:
+    """The rows of four or eight GPUs."""
+    return [
+        Row("8B/2", f"FSDP{gpus}", ParallelConfig(data=gpus, zero_stage=3), 2, 4),
+        *mixed("8B", gpus, 2, 4),
+        *mixed("1B", gpus, 4, 8),
+        *adapted_many("8B", gpus, 2, 4),
     ]
 
 
