@@ -35,7 +35,7 @@ U64 = NDArray[np.uint64]
 
 CHUNK_DOCUMENTS = 4096
 INDEX_DOCUMENTS = 256
-"""Of an index in one piece at most."""
+"""Of an index in all pieces in memory."""
 DEFAULT_MEMORY = 256 << 20
 LOW32 = np.uint64(0xFFFFFFFF)
 
@@ -167,7 +167,7 @@ class DedupRun:
         in_memory = 1 if threads == 1 else threads + 1
         # Bytes of text of each piece in memory: its sets and tables take about four times as much.
         limit = max(self.memory // 8 // in_memory, 1 << 16)
-        jobs = self._jobs(members, document_of, _Sets(source, index, limit))
+        jobs = self._jobs(members, document_of, _Sets(source, index, limit, INDEX_DOCUMENTS // in_memory))
         for piece in loaded_in_order(jobs, threads, in_memory * limit):
             kept_of, similarity = walker.decide(piece)
             dropped = kept_of != -1
@@ -258,15 +258,16 @@ def _runs(sizes: I64, limit: int) -> Iterator[tuple[int, int, int]]:
 class _Sets:
     """Makes pieces of documents of this run and of an index."""
 
-    def __init__(self, source: SetSource, index: PinnedSource | None, limit: int) -> None:
-        """limit: bytes of text that a piece may hold."""
+    def __init__(self, source: SetSource, index: PinnedSource | None, limit: int, index_documents: int) -> None:
+        """limit: bytes of text that a piece may hold. index_documents: how many of an index."""
         self.limit = limit
+        self._index_share = limit // max(index_documents, 1)
         self._source, self._index = source, index
         self._index_in_use = threading.Lock()
 
     def sizes(self, documents: I64) -> I64:
         """Bytes of text of each; those of an index, which are not known, for their share of a piece."""
-        sizes = np.full(len(documents), self.limit // INDEX_DOCUMENTS, dtype=np.int64)
+        sizes = np.full(len(documents), self._index_share, dtype=np.int64)
         ours = documents >= 0
         sizes[ours] = self._source.sizes(documents[ours])
         return sizes

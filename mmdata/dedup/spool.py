@@ -317,7 +317,7 @@ class SpoolSource:
     """Shingle sets of spooled documents, computed again from their texts (see decide.SetSource).
 
     Each slot has a signer and memory for sets, filled again and again: touching new memory costs more than what is put
-    there.
+    there. What a single huge document takes is not kept.
     """
 
     def __init__(self, reader: SpoolReader, signer: Signer) -> None:
@@ -334,13 +334,11 @@ class SpoolSource:
         """See SetSource."""
         with self._reading:
             texts = self._reader.encoded_texts(documents.tolist())
-        nothing = np.empty(0, dtype=np.uint64)
-        signer, room = self._slots.pop(slot, (None, nothing))
+        signer, room = self._slots.pop(slot, (None, np.empty(0, dtype=np.uint64)))
         if signer is None:
             signer = Signer(self._signer.params, self._signer.native)
         wanted = signer.room_of(texts)
         if len(room) < wanted:
-            room = nothing  # the old one is gone before there is a new one
             room = np.empty(wanted, dtype=np.uint64)
-        self._slots[slot] = signer, room
+        self._slots[slot] = signer, room if len(texts) > 1 else np.empty(0, dtype=np.uint64)
         return signer.sets_of_utf8(texts, room)

@@ -240,7 +240,8 @@ class PartialFile:
 class _EarlySync:
     """Flushes a growing file to the disk in a thread, a piece at a time.
 
-    The system reports a lost write to one flush only: what the thread is told, the next call raises.
+    The system reports a lost write to one flush only: what the thread is told, every later call raises. Where no thread
+    can be started, nothing is flushed early.
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
@@ -255,8 +256,10 @@ class _EarlySync:
             return
         self.finish()
         self._begun = size
-        self._thread = threading.Thread(target=self._flush, args=(self._file.fileno(),), daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._flush, args=(self._file.fileno(),), daemon=True)
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     def _flush(self, descriptor: int) -> None:
         try:
@@ -269,9 +272,8 @@ class _EarlySync:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
+        if self._fault is not None:
+            raise self._fault
 
 
 def _identity(facts: os.stat_result) -> tuple[int, int]:

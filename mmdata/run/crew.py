@@ -90,8 +90,9 @@ class Worker:
             except (EOFError, OSError):
                 self.events.put((self, None))
                 return
-            if self.on_answer is not None:
-                self.on_answer(self)
+            said = self.on_answer  # the caller may take it away meanwhile
+            if said is not None:
+                said(self)
             self.events.put((self, message))
 
 

@@ -293,8 +293,8 @@ class _Map:
 
     def _tell(self, worker: Worker) -> None:
         worker.ready = False
-        worker.on_answer = None if self._here is None else self._refill
         worker.outbox.put(self._build)
+        worker.on_answer = None if self._here is None else self._refill
 
     def _progress(self) -> None:
         """Take what workers said; where nobody said anything, work here, or wait until somebody does."""

@@ -75,6 +75,19 @@ def test_long_texts_cross_pieces_and_are_found_by_number(tmp_path: Path) -> None
     assert np.array_equal(sets.values, signer.sets([texts[i] for i in order]).values)
 
 
+def test_a_slot_keeps_the_memory_of_many_texts_but_not_of_a_huge_one(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path / "spool")
+    writer.append(pack_frame([document(i, [f"{i} a b c d e f g " * (1 if i else 9000)]) for i in range(5)]))
+    writer.close()
+    with SpoolReader(tmp_path / "spool") as reader:
+        source = SpoolSource(reader, Signer(DedupParams()))
+        source.load(np.array([0]), 0)
+        assert len(source._slots[0][1]) == 0
+        many = source.load(np.array([1, 2, 3, 4]), 0)
+        again = source.load(np.array([4, 3]), 0)
+    assert np.shares_memory(many.values, again.values)
+
+
 def test_a_spool_continues_from_its_checkpoint_and_refuses_a_shorter_file(tmp_path: Path) -> None:
     path = tmp_path / "spool"
     frames = [pack_frame([document(i, [f"text {i}"])]) for i in range(4)]

@@ -54,10 +54,26 @@ def test_a_fault_met_early_is_raised_by_the_next_step(
     assert file._early._thread is not None
     file._early._thread.join(DEADLINE_S)
     steps = {"append": lambda: file.append(b"x" * 1000), "sync": file.sync, "seal": lambda: file.seal(durable=False)}
-    with pytest.raises(DiskFullError):
-        steps[then]()
+    for step in (then, "sync", "seal"):
+        with pytest.raises(DiskFullError):
+            steps[step]()
     file.discard()
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.usefixtures("early")
+def test_where_no_thread_can_be_started_nothing_is_flushed_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    file = PartialFile.create(str(tmp_path / "a"), hashed=True)
+    file.append(b"x" * 1000)
+    file.append(b"y" * 1000)
+    file.seal()
+    assert (tmp_path / "a").read_bytes() == b"x" * 1000 + b"y" * 1000
 
 
 @pytest.mark.usefixtures("early")
