@@ -226,7 +226,7 @@ class _Map:
         return few and (held == 0 or self._bytes < self._byte_limit)
 
     def _has_room(self) -> bool:
-        """Whether another item may be pulled for a worker: nobody waits, count and bytes are below their limits."""
+        """Whether another item may be pulled for a worker: few wait, count and bytes are below their limits."""
         if self._source is None or len(self._waiting) > (_STOCK - 1 if self._here is not None else 0):
             return False
         if self._here is not None and not any(worker.ready or worker.warm for worker in self._crew.workers):
