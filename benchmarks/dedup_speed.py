@@ -7,8 +7,8 @@ Every tool gets the same 5-word shingles (one Han character is one word), 128 pe
 cut words with one compiled regular expression and use their bulk calls and their own bands. Truth is exhaustive: exact
 Jaccard of every pair of one language that shares a shingle. recall: of the pairs at or above 0.8 the share of which not
 both are kept. false drops: dropped texts without any kept text at or above 0.8. --scale N: N synthetic documents,
-scratch bytes and peak memory. Also: end to end from JSONL (bytes on
-disk, so that gzip files show less), a template corpus against an all-unique one, an index.
+scratch bytes and peak memory. Also: end to end from JSONL (bytes on disk, so that gzip files show less), a template
+corpus against an all-unique one, an index.
 """
 
 from __future__ import annotations

@@ -126,8 +126,7 @@ def table_line(record: Record) -> str:
 def ratios(results: list[Record]) -> list[str]:
     """What the layouts are worth against one another, where both rows ran."""
     rate = {record["name"]: record["tokens_per_second_per_gpu"] for record in results if "error" not in record}
-    wanted = [(f"{shape} FSDP2", f"{shape} one GPU") for shape in SHAPES]
-    wanted += [(f"{shape} FSDP{gpus}", f"{shape} one GPU") for shape in SHAPES for gpus in (4, 8)]
+    wanted = [(f"{shape} FSDP{gpus}", f"{shape} one GPU") for shape in SHAPES for gpus in (2, 4, 8)]
     wanted += [(f"{shape} LoRA FSDP{gpus}", f"{shape} LoRA, one GPU") for shape in SHAPES for gpus in (2, 4, 8)]
     for shape in SHAPES:
         wanted.append((f"{shape} TP2+SP", f"{shape} FSDP2, layers not compiled"))

@@ -239,25 +239,25 @@ class SpoolReader:
 
     def sizes(self, numbers: I64) -> I64:
         """Bytes of each of these texts in UTF-8."""
-        places = self._places(numbers)
         out = np.empty(len(numbers), dtype=np.int64)
-        for place in np.unique(places).tolist():
-            chosen, piece = places == place, self._pieces[place]
-            out[chosen] = np.diff(self._bounds(piece))[numbers[chosen] - piece.first]
+        for piece, ends, slots in self._by_piece(numbers):
+            local = numbers[slots] - piece.first
+            out[slots] = ends[local + 1] - ends[local]
         return out
 
     def encoded_texts(self, numbers: Sequence[int]) -> list[bytes]:
         """As `texts`, in UTF-8; read in file order."""
-        places = self._places(np.asarray(numbers, dtype=np.int64)).tolist()
         out = [b""] * len(numbers)
-        for place, slots in groupby(sorted(range(len(numbers)), key=numbers.__getitem__), key=places.__getitem__):
-            piece = self._pieces[place]
-            self._read_texts(piece, self._bounds(piece), list(slots), numbers, out)
+        for piece, ends, slots in self._by_piece(np.asarray(numbers, dtype=np.int64)):
+            self._read_texts(piece, ends, slots, numbers, out)
         return out
 
-    def _places(self, numbers: I64) -> I64:
-        """Which piece each document is in."""
-        return np.searchsorted(self._firsts, numbers, side="right") - 1
+    def _by_piece(self, numbers: I64) -> Iterator[tuple[_Piece, I64, list[int]]]:
+        """Each piece with documents asked for, its bounds, and their slots in `numbers`; all in file order."""
+        places = (np.searchsorted(self._firsts, numbers, side="right") - 1).tolist()
+        for place, slots in groupby(np.argsort(numbers, kind="stable").tolist(), key=places.__getitem__):
+            piece = self._pieces[place]
+            yield piece, self._bounds(piece), list(slots)
 
     def _read_texts(
         self, piece: _Piece, ends: I64, slots: list[int], numbers: Sequence[int], out: list[bytes]

@@ -154,7 +154,8 @@ class _Map:
     ) -> None:  # fmt: skip
         """limits: worker processes, processes at work, bytes in flight."""
         self._crew = crew
-        self._spawned, self._most, self._byte_limit = limits
+        self._spawned, most, self._byte_limit = limits
+        self._most_waiting, self._most_held = (1, (_AHEAD + 1) * most) if here is None else (_STOCK, _HELD)
         crew.functions += 1
         self._number = crew.functions
         self._build = pack(Build(self._number, build))
@@ -222,12 +223,12 @@ class _Map:
         held = self._pulled - self._yielded
         # What the caller has done itself waits for the first items, which a worker has that is still building.
         ahead = self._here is not None and not all(worker.ready for worker in self._crew.workers)
-        few = ahead or held < (_HELD if self._here is not None else (_AHEAD + 1) * self._most)
+        few = ahead or held < self._most_held
         return few and (held == 0 or self._bytes < self._byte_limit)
 
     def _has_room(self) -> bool:
         """Whether another item may be pulled for a worker: few wait, count and bytes are below their limits."""
-        if self._source is None or len(self._waiting) > (_STOCK - 1 if self._here is not None else 0):
+        if self._source is None or len(self._waiting) >= self._most_waiting:
             return False
         if self._here is not None and not any(worker.ready or worker.warm for worker in self._crew.workers):
             return not self._crew.workers  # the first item starts one
@@ -255,18 +256,15 @@ class _Map:
 
     def _hand_out(self) -> None:
         with self._handing:
-            self._hand_out_waiting()
-
-    def _hand_out_waiting(self) -> None:
-        while self._waiting:
-            task = self._waiting[0]
-            too_large = self._bytes > self._byte_limit and any(worker.tasks for worker in self._crew.workers)
-            if too_large and not task.deaths:
-                return
-            worker = self._choose(fresh=task.deaths > 0)
-            if worker is None:
-                return
-            self._give(worker)
+            while self._waiting:
+                task = self._waiting[0]
+                too_large = self._bytes > self._byte_limit and any(worker.tasks for worker in self._crew.workers)
+                if too_large and not task.deaths:
+                    return
+                worker = self._choose(fresh=task.deaths > 0)
+                if worker is None:
+                    return
+                self._give(worker)
 
     def _give(self, worker: Worker) -> None:
         task = self._waiting.popleft()
