@@ -1,4 +1,4 @@
-"""The worker processes of this machine: started, fed over pipes, buried, ended.
+"""The worker processes of this machine: started, fed over pipes and shared memory, buried, ended.
 
 A worker is started once and may serve several functions in turn, so that what is costly to load is loaded once. Two
 threads of the caller serve each worker's pipes; a worker costs its imports (0.3 s) and what it is asked to load.
@@ -15,10 +15,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
-from mmdata.run.channel import Message, pack, receive, send, widen
+from mmdata.run.area import SLOTS, Area
+from mmdata.run.channel import Line, Message, pack, widen
 from mmdata.run.worker import STOP, THREAD_CAPS, Warm, serve
 
 _GOODBYE_S = 1.0
@@ -38,16 +38,21 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A process and its pipes. ready: it has built the function of this map; warm: it has loaded what it was told to,
-    so it can be given items before it is ready. ready_before: it has built a function. on_answer: called for every
-    message, by the thread that receives it.
+    """A process and the lines to and from it. ready: it has built the function of this map; warm: it has loaded what it
+    was told to, so it can be given items before it is ready. ready_before: it has built a function. on_answer: called
+    for every message, by the thread that receives it.
+
+    slots: free ones; an item has one from when it is handed over until its answer has been copied. An item without an
+    answer keeps it: its worker is dead, or could not build the function, which ends the map and its workers. One
+    thread at a time hands items over, and the receiver gives slots back: a deque allows that without a lock.
     """
 
     process: Any  # multiprocessing's spawn process
-    tasks_in: Connection
-    answers_out: Connection
+    tasks_in: Line
+    answers_out: Line
     events: queue.SimpleQueue[tuple[Worker, Message | None]]
-    outbox: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
+    slots: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
+    outbox: queue.SimpleQueue[tuple[Message, int | None] | None] = field(default_factory=queue.SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
     tasks: deque[Task] = field(default_factory=deque)
     ready: bool = False
@@ -60,6 +65,16 @@ class Worker:
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._receive)]
         for thread in self.threads:
             thread.start()
+
+    def say(self, message: Message) -> None:
+        """Send an order, one that is no item."""
+        self.outbox.put((message, None))
+
+    def hand(self, task: Task) -> None:
+        """Send an item. There must be a free slot: one with fewer than SLOTS `tasks` has one."""
+        assert self.slots, "an answered item kept its slot"
+        self.tasks.append(task)
+        self.outbox.put((task.message, self.slots.popleft()))
 
     def end(self, wait_s: float) -> str:
         """Wait for the process, kill it when it does not end by itself, close the pipes; how it ended, in words."""
@@ -80,20 +95,29 @@ class Worker:
     def _send(self) -> None:
         # a pipe to a process that just died: the receiver reports the death
         with contextlib.suppress(OSError):
-            while (message := self.outbox.get()) is not None:
-                send(self.tasks_in, message)
+            while (order := self.outbox.get()) is not None:
+                self.tasks_in.send(*order)
 
     def _receive(self) -> None:
-        while True:
-            try:
-                message = receive(self.answers_out)
-            except (EOFError, OSError):
-                self.events.put((self, None))
-                return
-            said = self.on_answer  # the caller may take it away meanwhile
-            if said is not None:
-                said(self)
-            self.events.put((self, message))
+        try:
+            # a pipe from a process that ended
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._take_answer()
+        finally:  # whatever happened, nothing more comes from this worker
+            self.events.put((self, None))
+
+    def _take_answer(self) -> None:
+        lent, slot = self.answers_out.receive()
+        message = lent.owned()
+        del lent
+        if slot is not None:
+            assert slot not in self.slots, "two answers to one item"
+            self.slots.append(slot)
+        said = self.on_answer  # the caller may take it away meanwhile
+        if said is not None:
+            said(self)
+        self.events.put((self, message))
 
 
 class Crew:
@@ -112,7 +136,7 @@ class Crew:
         """Have every worker, those to come too, call `load`."""
         self._warm.append(pack(Warm(load)))
         for worker in self.workers:
-            worker.outbox.put(self._warm[-1])
+            worker.say(self._warm[-1])
 
     def start(self) -> Worker:
         """One more worker."""
@@ -122,17 +146,24 @@ class Crew:
         answers_out, answers_in = context.Pipe(duplex=False)
         widen(tasks_in)
         widen(answers_in)
+        area = Area.create()
+        there = Line(tasks_out, area, "item"), Line(answers_in, area, "result")
         name = f"mmdata-worker-{len(self.workers)}"
-        process = context.Process(target=serve, args=(tasks_out, answers_in), name=name, daemon=True)
-        with _capped_threads(), _interrupts_blocked():
-            process.start()
+        process = context.Process(target=serve, args=there, name=name, daemon=True)
+        try:
+            with _capped_threads(), _interrupts_blocked():
+                process.start()
+        finally:
+            if area is not None:
+                area.handed_over()
         tasks_out.close()
         answers_in.close()
-        worker = Worker(process, tasks_in, answers_out, self._events)
+        here = Line(tasks_in, area, "item"), Line(answers_out, area, "result")
+        worker = Worker(process, *here, self._events)
         self.workers.append(worker)
         worker.start_threads()
         for order in self._warm:
-            worker.outbox.put(order)
+            worker.say(order)
         return worker
 
     def event(self, timeout_s: float | None) -> tuple[Worker, Message | None] | None:
@@ -152,7 +183,7 @@ class Crew:
         kind = [gently and worker.ready for worker in self.workers]
         for worker, waits in zip(self.workers, kind, strict=True):
             if waits:
-                worker.outbox.put(STOP)
+                worker.say(STOP)
             else:
                 worker.process.kill()
         for worker, waits in zip(self.workers, kind, strict=True):

@@ -28,6 +28,7 @@ class Executor(Protocol):
     `build` is a picklable function without arguments (a module-level function, or functools.partial of one), called
     once in each worker; it returns the function applied to every item, so what is costly to load is loaded once. If
     that function has a `close`, it is called at the end.
+    An item that a worker process gets is a copy of its own: the function may keep it and change it.
     Results come in the order of the items, the same for any number of workers. Items are pulled lazily; only a few
     are in flight, bounded in bytes. Errors of the function arrive as themselves, with `describe(item)` in their notes,
     after the results of all items before. An item whose worker dies is tried once more; then WorkerDiedError names it.

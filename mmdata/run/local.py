@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mmdata.errors import UsageError, WorkerDiedError
+from mmdata.run.area import SLOTS
 from mmdata.run.channel import Message, pack
 from mmdata.run.crew import Crew, Task, Worker
 from mmdata.run.worker import NO_FUNCTION, RELEASE, Answer, Build, NotBuilt, Ready
@@ -25,7 +26,7 @@ R = TypeVar("R")
 
 MOST_WORKERS = 1024
 _BYTES_PER_WORKER = 32 << 20
-_AHEAD = 2  # items with one worker: one in work, one waiting
+_AHEAD = SLOTS  # items with one worker: one in work, one waiting
 _STOCK = 2  # where the caller works: items that wait for whoever is free first
 _HELD = 16  # and pulled items whose turn has not come: what the caller has done may wait for one of the worker
 _ATTEMPTS = 2
@@ -209,7 +210,7 @@ class _Map:
             self._crew.close(gently=finished)
             return
         for worker in self._crew.workers:
-            worker.outbox.put(RELEASE)
+            worker.say(RELEASE)
 
     def _all_done(self) -> bool:
         """Whether nothing is left. Raises what the source raised, once all before it has been handed out."""
@@ -267,14 +268,12 @@ class _Map:
                 self._give(worker)
 
     def _give(self, worker: Worker) -> None:
-        task = self._waiting.popleft()
-        worker.tasks.append(task)
-        worker.outbox.put(task.message)
+        worker.hand(self._waiting.popleft())
 
     def _refill(self, worker: Worker) -> None:
         """The next item for a worker that said something; by its receiver, as the caller may be at work for a while."""
         with self._handing:
-            if self._waiting and not self._waiting[0].deaths and self._bytes <= self._byte_limit:
+            if worker.slots and self._waiting and not self._waiting[0].deaths and self._bytes <= self._byte_limit:
                 self._give(worker)
 
     def _choose(self, fresh: bool) -> Worker | None:
@@ -291,7 +290,7 @@ class _Map:
 
     def _tell(self, worker: Worker) -> None:
         worker.ready = False
-        worker.outbox.put(self._build)
+        worker.say(self._build)
         worker.on_answer = None if self._here is None else self._refill
 
     def _progress(self) -> None:

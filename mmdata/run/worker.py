@@ -18,18 +18,21 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from mmdata.collector import collector_paused
 from mmdata.errors import MMDataError, RunError
-from mmdata.run.channel import Message, pack, receive, send
+from mmdata.run.channel import Line, Message, pack
 
 # One thread for each worker: as many workers as cores must not become cores times cores threads.
 THREAD_CAPS = {
     "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VECLIB_MAXIMUM_THREADS": "1", "ARROW_IO_THREADS": "1",
 }  # fmt: skip
+
+
+_Inbox = queue.Queue[tuple[Message, int | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +80,28 @@ class Answer:
     fault: BaseException | None = None
 
 
-def serve(tasks: Connection, answers: Connection) -> None:
+def serve(tasks: Line, answers: Line) -> None:
     """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    inbox: queue.Queue[Message | None] = queue.Queue(maxsize=1)
+    inbox: _Inbox = queue.Queue(maxsize=1)
     threading.Thread(target=_read_ahead, args=(tasks, inbox), daemon=True).start()
     # A broken pipe means that the parent is gone: nobody is left to tell.
     with contextlib.suppress(BrokenPipeError, ConnectionError):
         _work(inbox, answers)
 
 
-def _work(inbox: queue.Queue[Message | None], answers: Connection) -> None:
+def _work(inbox: _Inbox, answers: Line) -> None:
     function: Callable[[Any], Any] | None = None
-    while (message := inbox.get()) is not None:
+    while (got := inbox.get()) is not None:
+        message, slot = got
         order = _read(message)
-        del message
+        del got, message
         if isinstance(order, Warm):
             # Whoever needs what could not be loaded meets the same fault again and reports it.
             with contextlib.suppress(Exception), collector_paused():
                 order.function()
-            send(answers, pack(Ready(NO_FUNCTION, time.time())))
+            answers.send(pack(Ready(NO_FUNCTION, time.time())))
         elif isinstance(order, Release):
             _release(function)
             function = None
@@ -105,10 +109,11 @@ def _work(inbox: queue.Queue[Message | None], answers: Connection) -> None:
             _release(function)
             function = _build(order, answers)
         elif isinstance(order, NotBuilt):
-            send(answers, pack(order))
+            answers.send(pack(order))
         elif function is not None:
             index, item = order
-            send(answers, _answer(function, index, item))
+            answers.send(_answer(function, index, item), slot)
+            del item
     _release(function)
 
 
@@ -120,15 +125,15 @@ def _read(message: Message) -> Any:
         return NotBuilt(NO_FUNCTION, portable(fault))
 
 
-def _build(order: Build, answers: Connection) -> Callable[[Any], Any] | None:
+def _build(order: Build, answers: Line) -> Callable[[Any], Any] | None:
     try:
         with collector_paused():
             function = order.build()
         gc.freeze()  # what was built stays: no use in looking through it for garbage again and again
     except BaseException as fault:
-        send(answers, pack(NotBuilt(order.number, portable(fault))))
+        answers.send(pack(NotBuilt(order.number, portable(fault))))
         return None
-    send(answers, pack(Ready(order.number, time.time())))
+    answers.send(pack(Ready(order.number, time.time())))
     return function
 
 
@@ -145,14 +150,14 @@ def _answer(function: Callable[[Any], Any], index: int, item: Any) -> Message:
         return pack(Answer(index, fault=portable(fault)))
 
 
-def _read_ahead(tasks: Connection, inbox: queue.Queue[Message | None]) -> None:
+def _read_ahead(tasks: Line, inbox: _Inbox) -> None:
     while True:
         try:
-            message = receive(tasks)
+            message, slot = tasks.receive()
         except (EOFError, OSError):
             inbox.put(None)
             return
-        inbox.put(None if message.data == STOP.data else message)
+        inbox.put(None if message.data == STOP.data else (message, slot))
 
 
 def _end_with_parent() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmdata.errors import InputError
+from mmdata.run.area import Area, Part, Side
 
 
 class OddError(Exception):
@@ -166,6 +170,14 @@ def waiting_for_others(caller: int, folder: str, count: int) -> Callable[[int], 
     return work
 
 
+def waiting_same(caller: int, folder: str, count: int) -> Callable[[Any], Any]:
+    """As waiting_for_others, for items that are a number and an array; built slowly elsewhere than in `caller`."""
+    if os.getpid() != caller:
+        time.sleep(0.2)
+    wait = waiting_for_others(caller, folder, count)
+    return lambda item: (wait(item[0]), item[1])
+
+
 def cannot_load() -> None:
     raise InputError("not there yet")
 
@@ -189,3 +201,84 @@ def slow_process_of() -> Callable[[Any], int]:
         return os.getpid()
 
     return work
+
+
+def backwards() -> Callable[[Any], Any]:
+    """The array and the bytes of an item, each from its end to its start."""
+    return lambda item: (item[0][::-1].copy(), item[1][::-1])
+
+
+def noise(count: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8)
+
+
+def resized() -> Callable[[Any], Any]:
+    """An item is an array and how many bytes its result has; the result is noise that depends on every byte of it."""
+    return lambda item: noise(item[1], int(np.sum(item[0], dtype=np.int64)))
+
+
+def keeping() -> Callable[[Any], int]:
+    """Keeps every array it gets; how many of them are not as they came."""
+    kept: list[tuple[Any, bytes]] = []
+
+    def work(arrays: Any) -> int:
+        changed = sum(array.tobytes() != data for array, data in kept)
+        kept.extend((array, array.tobytes()) for array in arrays)
+        return changed
+
+    return work
+
+
+def places() -> Callable[[Any], Any]:
+    """The arrays, and how far each begins behind a multiple of its dtype's alignment."""
+    return lambda arrays: (arrays, [array.ctypes.data % array.dtype.alignment for array in arrays])
+
+
+def failing_at_thirds() -> Callable[[Any], Any]:
+    def work(item: Any) -> Any:
+        if item[0] % 3 == 0:
+            raise ValueError(item[1].tobytes())
+        return item[1]
+
+    return work
+
+
+def killed_while_it_writes(folder: str) -> Callable[[Any], Any]:
+    """The first result is half written when its process is killed."""
+
+    def half(self: Area, slot: int, side: Side, parts: Sequence[Part]) -> bool:
+        put(self, slot, side, parts)
+        if not os.listdir(folder):
+            mark(folder)
+            for view in self.views(slot, side, [len(part) for part in parts]):
+                view[len(view) // 2 :] = bytes(len(view) - len(view) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    put = Area.put
+    Area.put = half  # type: ignore[method-assign]
+    return lambda item: item
+
+
+def open_files() -> Callable[[Any], Any]:
+    """What this process has open, and what a program that it starts finds open."""
+
+    def work(item: Any) -> Any:
+        return targets(), children_targets()
+
+    return work
+
+
+def targets() -> list[str]:
+    """Of this process's descriptors; one that is closed meanwhile (of the list itself) is left out."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{entry}"))
+    return found
+
+
+def children_targets() -> str:
+    """Of a program's descriptors that is given whatever may be inherited."""
+    command = [sys.executable, "-c", "import os; os.system('ls -l /proc/self/fd')"]
+    return subprocess.run(command, close_fds=False, capture_output=True, check=True, timeout=60, text=True).stdout
