@@ -135,7 +135,7 @@ class SpoolWriter:
             self._file.truncate(self.bytes)
         self._file.seek(self.bytes)
 
-    def append(self, frame: bytes) -> None:
+    def append(self, frame: bytes | memoryview) -> None:
         """Add one frame of `pack_frame`."""
         self._file.write(frame)
         self.bytes += len(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from mmdata.dedup.plan import Plan
 from mmdata.dedup.signer import Signer
 from mmdata.document import Document, Part
 from mmdata.errors import DedupStateError
+from mmdata.run.channel import pack
 
 PARAMS = DedupParams()
 LONGEST = BarrierOptions(KeeperPolicy("longest"))
@@ -78,6 +80,27 @@ def test_a_barrier_killed_between_checkpoints_or_while_deciding_decides_the_same
     assert flat(outcome(third)) == flat(wanted)
     assert third.statistics.cluster_sizes() == whole.statistics.cluster_sizes()
     third.close()
+
+
+@pytest.mark.parametrize("policy", [KeeperPolicy(), KeeperPolicy("longest")])
+def test_a_signed_block_that_was_handed_over_is_spooled_as_it_was(tmp_path: Path, policy: KeeperPolicy) -> None:
+    """Its frame lies outside the pickle when it is large; older protocols and small frames keep it inside."""
+    made = [sign_documents(documents * 20, Signer(PARAMS), policy) for documents in blocks()[:5]]
+    spooled = []
+    for name, received in (
+        ("made", made),
+        ("buffers", [pack(block).load() for block in made]),
+        ("inside", [pickle.loads(pickle.dumps(block, protocol=5)) for block in made]),
+        ("old", [pickle.loads(pickle.dumps(block, protocol=4)) for block in made]),
+    ):
+        barrier = Barrier(tmp_path / name, PARAMS, BarrierOptions(policy))
+        for block in received:
+            barrier.take(block)
+        barrier.checkpoint()
+        spooled.append((barrier.spool_path.read_bytes(), flat(outcome(barrier))))
+        barrier.close()
+    assert spooled == spooled[:1] * 4
+    assert made[1].frame in pack(made[1]).buffers
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 256 << 20])
