@@ -54,7 +54,9 @@ def group(keys: PairStore, folder: Path | None, memory: int, lookup: KeyLookup |
     groups = PairStore(folder, "groups", KEY_SHIFT, pending_pairs(memory))
     found: list[U64] = []
     last: tuple[np.uint64, np.uint64, bool] | None = None
-    for piece_keys, documents in keys.read_sorted(memory, consume=True):
+    for piece_keys, documents in keys.read_sorted(memory, consume=True, lone=lookup is not None):
+        if not len(piece_keys):
+            continue
         same = np.zeros(len(piece_keys) + 1, dtype=np.bool_)
         same[1:-1] = piece_keys[1:] == piece_keys[:-1]
         if last is not None and last[0] == piece_keys[0]:
