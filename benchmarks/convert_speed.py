@@ -78,8 +78,8 @@ def main() -> int:
         source = Path(scratch) / "source.jsonl"
         megabytes = take(options.source, options.limit_mb, source)
         hashes = set()
-        for workers in (int(item) for item in options.workers.split(",")):
-            prefix = Path(scratch) / f"w{workers}" / "out"
+        for number, workers in enumerate(int(item) for item in options.workers.split(",")):
+            prefix = Path(scratch) / str(number) / "out"  # to replace an output is to free the pages of the old one
             row = run(source, options.tokenizer, prefix, workers, options.convert_options.split())
             working = row["run"]["seconds"] - row["run"]["setup_seconds"]
             stages = {name: value for name, value in row["run"]["stage_seconds"].items() if "." not in name}

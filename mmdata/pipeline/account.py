@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mmdata.errors import InputError
-from mmdata.indexed.durable import digest_file
 from mmdata.indexed.manifest import InputFacts, Manifest
 from mmdata.jsonl import InputFile, LeftOut, total_bytes
 from mmdata.pipeline.options import ConvertOptions
@@ -117,20 +114,6 @@ def input_facts(inputs: Sequence[InputFile], hashes: Sequence[str | None]) -> li
         InputFacts(name, os.path.getsize(source.path) if os.path.isfile(source.path) else None, digest)
         for source, name, digest in zip(inputs, input_names(inputs), hashes, strict=True)
     ]
-
-
-def hash_inputs(inputs: Sequence[InputFile], stop: threading.Event | None = None) -> list[str | None]:
-    """xxh3-128 of each file as it is on disk; None for standard input and pipes.
-
-    Raises InputError for a file that cannot be read to its end, CancelledError on `stop`.
-    """
-    found: list[str | None] = []
-    for source in inputs:
-        try:
-            found.append(digest_file(source.path, stop=stop).xxh3_128 if os.path.isfile(source.path) else None)
-        except OSError as fault:
-            raise InputError(f"{source.path} cannot be read: {fault.strerror or fault}") from fault
-    return found
 
 
 def absolute_place(where: Any) -> str | list[str]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,8 +37,9 @@ from mmdata.indexed.layout import dtype_for_vocabulary
 from mmdata.indexed.manifest import canonical_json
 from mmdata.indexed.split import SPLIT_NAMES, split_shard
 from mmdata.jsonl import LeftOut, ReadOptions, find_inputs, stat_inputs, total_bytes
-from mmdata.pipeline.account import RunFacts, hash_inputs, input_facts, version
+from mmdata.pipeline.account import RunFacts, input_facts, version
 from mmdata.pipeline.dedup_run import dedup_params, documents_in_index
+from mmdata.pipeline.digests import InputDigests
 from mmdata.pipeline.driver import Consumed, RejectPolicy, RunTools, Source, encode_inputs, refuse_no_documents
 from mmdata.pipeline.options import ConvertOptions
 from mmdata.pipeline.outputs import OutputPlan, PublishedShard
@@ -178,21 +177,20 @@ class Conversion:
                 shutil.rmtree(self._work_dir, ignore_errors=True)
 
     def _execute(self) -> RunReport:
-        with self._open_ledger() as ledger, ThreadPoolExecutor(1) as background:
+        with self._open_ledger() as ledger, InputDigests(self._inputs) as digests:
             self._opened = True
             if ledger.last() is None:
                 self._check_again(ledger)
-            stop = threading.Event()  # leaving waits for the hashes, which are of no use after a failure
-            hashes = background.submit(hash_inputs, self._inputs, stop)
+            if self._dedup is None:
+                digests.begin()
             progress = self._run.progress or SilentProgress()
-            tools = RunTools.of(self._executor, ledger, progress, self._run.commit_seconds)
-            consumed = self._start(ledger, stop)
+            tools = RunTools.of(self._executor, ledger, progress, self._run.commit_seconds, digests.begin)
+            consumed = self._start(ledger)
             try:
                 if (ledger.last() or {}).get("phase") != "publish":
                     self._work(consumed, tools)
-                report = self._publish(consumed, progress, hashes)
+                report = self._publish(consumed, progress, digests)
             except BaseException as error:
-                stop.set()
                 consumed.suspend()
                 if isinstance(error, MMDataError) and not isinstance(error, (OutputError, RunError)):
                     self._forget()  # what failed is in the inputs or options: the next run has others
@@ -210,20 +208,16 @@ class Conversion:
             ledger.finish()
             raise
 
-    def _start(self, ledger: Ledger, stop: threading.Event) -> Consumed:
+    def _start(self, ledger: Ledger) -> Consumed:
         """What earlier runs wrote, or a fresh start where that is damaged and may be overwritten."""
         try:
-            try:
-                return Consumed.start(self._plan(), self._prefix, ledger.last())
-            except (LedgerMismatchError, CheckpointError) as error:
-                if not self._run.overwrite:
-                    error.add_note("--overwrite starts from the beginning")
-                    raise
-            ledger.start_over()
-            return Consumed.start(self._plan(), self._prefix, None)
-        except BaseException:
-            stop.set()
-            raise
+            return Consumed.start(self._plan(), self._prefix, ledger.last())
+        except (LedgerMismatchError, CheckpointError) as error:
+            if not self._run.overwrite:
+                error.add_note("--overwrite starts from the beginning")
+                raise
+        ledger.start_over()
+        return Consumed.start(self._plan(), self._prefix, None)
 
     def describe(self) -> dict[str, Any]:
         """Inputs, outputs, options and the deduplication's plan, nothing touched."""
@@ -346,7 +340,7 @@ class Conversion:
             raise InputChangedError(f"{changed[0]}: changed while it was read; run again when it is complete")
         tools.ledger.commit(consumed.checkpoint("publish"))
 
-    def _publish(self, consumed: Consumed, progress: Progress, hashes: Future[list[str | None]]) -> RunReport:
+    def _publish(self, consumed: Consumed, progress: Progress, digests: InputDigests) -> RunReport:
         progress.stage("publishing")
         chat = {name[5:]: count for name, count in consumed.tally.counters.items() if name.startswith("chat.")}
         if chat.get("conversations") and self._chat is not None:
@@ -355,7 +349,7 @@ class Conversion:
         if note:
             self._say(note)
         earlier = outputs_of(self._prefix, self._options.json_keys)
-        facts = input_facts(self._inputs, hashes.result())
+        facts = input_facts(self._inputs, digests.result())
         consumed.logs.publish()
         shards = consumed.outputs.publish(
             lambda key: self._facts.manifest(key, consumed.tally, facts), spans=bool(chat.get("conversations"))

@@ -44,17 +44,20 @@ class CommitClock:
 
 @dataclass(slots=True, frozen=True)
 class RunTools:
-    """What a run works with."""
+    """What a run works with. spare: begins what a thread can do while the workers wait; called once or more."""
 
     executor: Executor
     ledger: Ledger
     progress: Progress
     clock: CommitClock
+    spare: Callable[[], None]
 
     @classmethod
-    def of(cls, executor: Executor, ledger: Ledger, progress: Progress, commit_seconds: float) -> RunTools:
+    def of(
+        cls, executor: Executor, ledger: Ledger, progress: Progress, commit_seconds: float, spare: Callable[[], None]
+    ) -> RunTools:
         """commit_seconds: how much work a kill may cost, at most."""
-        return cls(executor, ledger, progress, CommitClock(ledger, commit_seconds))
+        return cls(executor, ledger, progress, CommitClock(ledger, commit_seconds), spare)
 
 
 @dataclass(slots=True, frozen=True)

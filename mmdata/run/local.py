@@ -1,8 +1,8 @@
-"""The local executor: this process alone, or spawned worker processes fed over pipes.
+"""The local executor: this process alone, or spawned worker processes fed through pipes and shared memory.
 
 With one worker everything happens in the calling process. With more, the parent pickles items, keeps at most two with
-each worker (one being worked on, one read ahead), and holds finished results until their turn. Handing 4 MiB over and
-back costs about 3 ms of the parent. A worker costs its imports (0.3 to 1 s) and what it loads; it is started when
+each worker (one being worked on, one read ahead), and holds finished results until their turn. What handing them over
+costs is said in area.py and channel.py. A worker costs its imports (0.3 to 1 s) and what it loads; it is started when
 there is work, or ahead of it by `prepare`.
 """
 

@@ -195,15 +195,16 @@ def test_rejects_before_an_interruption_count_for_a_run_that_is_to_fail_at_the_f
         mmdata.convert(*arguments, **options, on_error="fail")
 
 
+@pytest.mark.parametrize("dedup", ["none", "minhash"])
 def test_an_input_whose_hash_cannot_be_taken_is_named(
-    corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedup: str
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("mmdata.pipeline.account.digest_file", broken)
+    monkeypatch.setattr("mmdata.pipeline.digests.digest_file", broken)
     with pytest.raises(InputError, match=r"part-0\.jsonl cannot be read: Input/output error"):
-        mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **PLAIN)
+        mmdata.convert(corpus, tmp_path / "out", tokenizer_folder, **PLAIN | {"dedup": dedup})
 
 
 def test_a_small_input_takes_one_worker_where_nobody_named_a_number(
