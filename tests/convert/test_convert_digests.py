@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import xxhash
 
+from mmdata.indexed.durable import digest_file
 from mmdata.jsonl import find_inputs
-from mmdata.pipeline import digests
 from mmdata.pipeline.digests import InputDigests
 
 
@@ -20,13 +20,12 @@ def test_each_file_is_hashed_once_however_often_it_is_begun(tmp_path: Path, monk
     for name, text in texts.items():
         (tmp_path / name).write_bytes(text)
     asked: list[str] = []
-    digest = digests.digest_file
 
     def counted(path: str, **options: Any) -> Any:
         asked.append(path)
-        return digest(path, **options)
+        return digest_file(path, **options)
 
-    monkeypatch.setattr(digests, "digest_file", counted)
+    monkeypatch.setattr("mmdata.pipeline.digests.digest_file", counted)
     with InputDigests(find_inputs([tmp_path])) as found:
         found.begin()
         found.begin()
@@ -46,7 +45,7 @@ def test_an_error_stops_the_thread_and_a_run_that_never_began_it_has_none(
         assert stop.wait(60), "nobody stopped it"
         raise CancelledError
 
-    monkeypatch.setattr(digests, "digest_file", endless)
+    monkeypatch.setattr("mmdata.pipeline.digests.digest_file", endless)
     with pytest.raises(KeyError), InputDigests(inputs) as found:
         found.begin()
         raise KeyError
