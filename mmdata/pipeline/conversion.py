@@ -172,9 +172,11 @@ class Conversion:
         try:
             return self._execute()
         finally:
-            self._executor.close()
-            if self._opened and not self._unfinished():  # done, or failed in a way that no rerun can go on from
-                shutil.rmtree(self._work_dir, ignore_errors=True)
+            try:
+                self._executor.close()
+            finally:  # also after Ctrl-C while workers end
+                if self._opened and not self._unfinished():  # done, or failed in a way that no rerun can go on from
+                    shutil.rmtree(self._work_dir, ignore_errors=True)
 
     def _execute(self) -> RunReport:
         with self._open_ledger() as ledger, InputDigests(self._inputs) as digests:
@@ -335,10 +337,13 @@ class Conversion:
         refuse_no_documents(consumed.tally, consumed.logs.first_reject, self._inputs, hint, known)
         if not consumed.tally.kept:
             self._say(f"nothing new: the index holds all {known:,} documents that were compared; shards are empty")
+        self._refuse_changed()
+        tools.ledger.commit(consumed.checkpoint("publish"))
+
+    def _refuse_changed(self) -> None:
         changed = changed_inputs(self._found, stat_inputs(self._inputs))
         if changed:
             raise InputChangedError(f"{changed[0]}: changed while it was read; run again when it is complete")
-        tools.ledger.commit(consumed.checkpoint("publish"))
 
     def _publish(self, consumed: Consumed, progress: Progress, digests: InputDigests) -> RunReport:
         progress.stage("publishing")
@@ -350,6 +355,7 @@ class Conversion:
             self._say(note)
         earlier = outputs_of(self._prefix, self._options.json_keys)
         facts = input_facts(self._inputs, digests.result())
+        self._refuse_changed()  # else the hash may be of other bytes than were read
         consumed.logs.publish()
         shards = consumed.outputs.publish(
             lambda key: self._facts.manifest(key, consumed.tally, facts), spans=bool(chat.get("conversations"))

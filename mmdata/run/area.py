@@ -7,7 +7,8 @@ not kept here: the crew gives it to an item when it hands the item out, and take
 
 Costs the memory of the pages that messages have touched, at most SLOTS x 2 x ROOM_BYTES (32 MiB) for each worker, and
 one descriptor on either side. The memory has no name, so it is gone with the two processes however they end. Needs
-memfd_create (Linux); elsewhere, where the system refuses it, and for what does not fit, messages cross the pipe.
+memfd_create (Linux); elsewhere, where the system refuses it to the caller, and for what does not fit, messages cross
+the pipe.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Part = bytes | bytearray | memoryview
 SLOTS = 2
 """Items that a worker may have at a time: one in work, one read ahead."""
 ROOM_BYTES = 8 << 20
-"""The largest message that fits: twice a block of 4 MiB."""
+"""The largest message that fits: four times a block of `convert`."""
 LEAST_BYTES = 16 << 10
 """Smaller messages are as quick through the pipe."""
 ALIGNED_BYTES = 64

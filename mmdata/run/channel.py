@@ -93,7 +93,7 @@ def pack(value: object) -> Message:
 
 
 def widen(pipe: Connection) -> None:
-    """Let a pipe hold a whole message where the system allows it (Linux).
+    """Let a pipe hold more where the system allows it (Linux), for messages that do not fit the area.
 
     Each time a pipe of the usual 64 KiB is full, both ends wait for the other's thread to get its interpreter lock.
     """

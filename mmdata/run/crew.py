@@ -77,7 +77,7 @@ class Worker:
         self.outbox.put((task.message, self.slots.popleft()))
 
     def end(self, wait_s: float) -> str:
-        """Wait for the process, kill it when it does not end by itself, close the pipes; how it ended, in words."""
+        """Wait for the process, kill it when it does not end by itself, close pipes and area; how it ended."""
         self.process.join(wait_s)
         if self.process.is_alive():
             self.process.kill()
@@ -93,10 +93,14 @@ class Worker:
         return how
 
     def _send(self) -> None:
-        # a pipe to a process that just died: the receiver reports the death
-        with contextlib.suppress(OSError):
+        try:
             while (order := self.outbox.get()) is not None:
                 self.tasks_in.send(*order)
+        except OSError:
+            pass  # a pipe to a process that just died: the receiver reports the death
+        except BaseException:
+            self.process.kill()  # it would wait for ever for what was not sent; the receiver reports its death
+            raise
 
     def _receive(self) -> None:
         try:

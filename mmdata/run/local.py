@@ -147,7 +147,8 @@ class _Outcome:
 
 
 class _Map:
-    """One map over worker processes. The thread that iterates does all the work; receivers only read pipes."""
+    """One map over worker processes. The thread that iterates does all the work; receivers take answers and hand
+    the next item out."""
 
     def __init__(
         self, crew: Crew, limits: tuple[int, int, int], build: Callable[[], Callable[[Any], Any]],

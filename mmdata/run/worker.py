@@ -151,13 +151,14 @@ def _answer(function: Callable[[Any], Any], index: int, item: Any) -> Message:
 
 
 def _read_ahead(tasks: Line, inbox: _Inbox) -> None:
-    while True:
-        try:
-            message, slot = tasks.receive()
-        except (EOFError, OSError):
-            inbox.put(None)
-            return
-        inbox.put(None if message.data == STOP.data else (message, slot))
+    try:
+        # a pipe from a caller that is gone
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message, slot = tasks.receive()
+                inbox.put(None if message.data == STOP.data else (message, slot))
+    finally:  # whatever happened, nothing more comes: this process ends, and what it had in hand is tried elsewhere
+        inbox.put(None)
 
 
 def _end_with_parent() -> None:

@@ -7,6 +7,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ import run_tasks
 from run_tasks import noise
 
 from mmdata.reading.blocks import Block, Position
-from mmdata.run import LocalExecutor
+from mmdata.run import LocalExecutor, worker
 from mmdata.run.area import ALIGNED_BYTES, LEAST_BYTES, ROOM_BYTES, SLOTS, Area, Part, Side
 from mmdata.run.channel import Line, Message, pack
 from mmdata.run.crew import Crew, Task
@@ -293,6 +294,38 @@ def test_a_result_for_which_the_caller_has_no_memory_at_first_is_made_again(monk
     results = LocalExecutor(2).map(run_tasks.same, items, describe=lambda item: "an item")
     assert [result.tobytes() for result in results] == [item.tobytes() for item in items]
     assert refused.is_set()
+
+
+@SHARED
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_item_for_which_the_sender_has_no_memory_at_first_is_handed_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that sends it ends, which must not leave the worker and the map waiting."""
+    put, refused = Area.put, threading.Event()
+
+    def scarce(self: Area, slot: int, side: Any, parts: Any) -> bool:
+        if not refused.is_set():
+            refused.set()
+            raise MemoryError
+        return put(self, slot, side, parts)
+
+    monkeypatch.setattr(Area, "put", scarce)
+    items = [noise(MIB, number) for number in range(6)]
+    results = LocalExecutor(2).map(run_tasks.same, items, describe=lambda item: "an item")
+    assert [result.tobytes() for result in results] == [item.tobytes() for item in items]
+    assert refused.is_set()
+
+
+def test_a_worker_ends_when_it_has_no_memory_for_an_item_to_come() -> None:
+    class Scarce:
+        def receive(self) -> Any:
+            raise MemoryError
+
+    inbox: queue.Queue[Any] = queue.Queue()
+    with pytest.raises(MemoryError):
+        worker._read_ahead(Scarce(), inbox)  # type: ignore[arg-type]
+    assert inbox.get_nowait() is None
 
 
 def areas_mapped() -> int:
