@@ -11,11 +11,10 @@ Everything lies in one work folder; `close` deletes it.
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,24 +58,14 @@ class BarrierOptions:
 class SignedBlock:
     """What a worker hands to the parent for one block of documents; arrays have one row a document.
 
-    frame: of `pack_frame`; handed over, a view of the memory it was received in.
+    frame: of `pack_frame`, as an array, whose memory is not copied into a pickle: 1.2 ms of processor time for 2.3 MB.
     """
 
-    frame: bytes | memoryview
+    frame: NDArray[np.uint8]
     signed: Signed
     order_keys: F64 | None
     input_numbers: I64
     lines: I64
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Offers `frame` as a buffer: one copy less on either side, 1.2 ms of processor time for 2.3 MB."""
-        values = {part.name: getattr(self, part.name) for part in fields(self)}
-        frame = values.pop("frame")
-        return _rebuild, (pickle.PickleBuffer(frame) if int(protocol) >= 5 else bytes(frame), values)
-
-
-def _rebuild(frame: bytes | memoryview, values: dict[str, Any]) -> SignedBlock:
-    return SignedBlock(frame=frame, **values)
 
 
 def sign_documents(
@@ -86,7 +75,7 @@ def sign_documents(
     """Sign and pack documents; pure. with_records: see pack_frame. encoded: see encode_parts."""
     count, parts = len(documents), encode_parts(documents, encoded)
     return SignedBlock(
-        pack_frame(documents, with_records, parts),
+        np.frombuffer(pack_frame(documents, with_records, parts), dtype=np.uint8),
         signer.sign([document.text for document in documents], [b"\n".join(texts) for texts in parts]),
         policy.order_keys(documents) if policy.ranks else None,
         np.fromiter((document.input_number for document in documents), np.int64, count),
@@ -154,7 +143,7 @@ class Barrier:
     def take(self, block: SignedBlock) -> None:
         """Add the next block."""
         with scratch_faults(self.folder):
-            self.spool.append(block.frame)
+            self.spool.append(block.frame.data)
             self.run.add(block.signed, block.order_keys)
             self.origins.append(block.input_numbers, block.lines)
 

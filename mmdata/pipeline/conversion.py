@@ -183,10 +183,8 @@ class Conversion:
             self._opened = True
             if ledger.last() is None:
                 self._check_again(ledger)
-            if self._dedup is None:
-                digests.begin()
             progress = self._run.progress or SilentProgress()
-            tools = RunTools.of(self._executor, ledger, progress, self._run.commit_seconds, digests.begin)
+            tools = RunTools.of(self._executor, ledger, progress, digests, self._run.commit_seconds)
             consumed = self._start(ledger)
             try:
                 if (ledger.last() or {}).get("phase") != "publish":

@@ -86,7 +86,7 @@ def sign_and_encode(source: Source, stages: Stages, setup: DedupSetup, consumed:
             source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=True)
             tools.clock.commit_if_due(lambda: consumed.checkpoint("decide") | {"barrier": barrier.checkpoint()})
         tools.progress.stage("deciding")
-        tools.spare()
+        tools.digests.begin()  # the workers wait now
         with Timer(consumed.tally, "decide"):
             write_decisions(setup, barrier)
         _take_statistics(setup, barrier, consumed)
@@ -149,7 +149,7 @@ def _sign(
 
 def encode_kept(stages: Stages, setup: DedupSetup, consumed: Consumed, tools: RunTools) -> None:
     """Phase `kept`: encode what was kept from `consumed.frame` on."""
-    tools.spare()  # for a run that goes on here
+    tools.digests.begin()  # of a run that goes on here
     tools.progress.stage("encoding")
     tasks = decided_tasks(setup, consumed.frame)
     results = tools.executor.map(partial(FrameEncoder, stages, setup), tasks, describe=describe_frame)

@@ -48,7 +48,7 @@ class InputDigests:
         self._pool.shutdown()
 
 
-def hash_inputs(inputs: Sequence[InputFile], stop: threading.Event | None = None) -> list[str | None]:
+def hash_inputs(inputs: Sequence[InputFile], stop: threading.Event) -> list[str | None]:
     """xxh3-128 of each file as it is on disk; None for standard input and pipes.
 
     Raises InputError for a file that cannot be read to its end, CancelledError on `stop`.

@@ -17,6 +17,7 @@ from typing import Any
 from mmdata.document import Reject
 from mmdata.errors import InputError, InputRejectedError, TooManyRejectsError
 from mmdata.jsonl import InputFile, Position, ReadOptions, describe_place, read_blocks
+from mmdata.pipeline.digests import InputDigests
 from mmdata.pipeline.logs import RecordLogs
 from mmdata.pipeline.options import reject_limit
 from mmdata.pipeline.outputs import OutputPlan, Outputs
@@ -44,20 +45,20 @@ class CommitClock:
 
 @dataclass(slots=True, frozen=True)
 class RunTools:
-    """What a run works with. spare: begins what a thread can do while the workers wait; called once or more."""
+    """What a run works with. digests: of the inputs, begun by each phase where a core is best spared for them."""
 
     executor: Executor
     ledger: Ledger
     progress: Progress
     clock: CommitClock
-    spare: Callable[[], None]
+    digests: InputDigests
 
     @classmethod
     def of(
-        cls, executor: Executor, ledger: Ledger, progress: Progress, commit_seconds: float, spare: Callable[[], None]
+        cls, executor: Executor, ledger: Ledger, progress: Progress, digests: InputDigests, commit_seconds: float
     ) -> RunTools:
         """commit_seconds: how much work a kill may cost, at most."""
-        return cls(executor, ledger, progress, CommitClock(ledger, commit_seconds), spare)
+        return cls(executor, ledger, progress, CommitClock(ledger, commit_seconds), digests)
 
 
 @dataclass(slots=True, frozen=True)
@@ -155,6 +156,7 @@ def encode_inputs(source: Source, stages: Stages, consumed: Consumed, tools: Run
 
     Raises InputError and its kin, RunError, OutputError.
     """
+    tools.digests.begin()
     tools.progress.stage("encoding")
     source.policy.check(consumed.logs.first_reject, consumed.tally, source.inputs, last=False)
     disk = DiskBytes(source.inputs)

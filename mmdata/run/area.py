@@ -41,14 +41,9 @@ class Area:
     """One worker's area, seen by the caller or, handed over as an argument of its process, by the worker."""
 
     def __init__(self, descriptor: int) -> None:
-        """Takes the descriptor of the memory over. Raises OSError when it cannot be mapped; it is closed then too."""
+        """Takes the descriptor of the memory over. Raises OSError when it cannot be mapped; it is the caller's then."""
+        self._memory: mmap.mmap | None = mmap.mmap(descriptor, _AREA_BYTES)  # on a descriptor of its own
         self._descriptor: int | None = descriptor
-        self._memory: mmap.mmap | None = None
-        try:
-            self._memory = mmap.mmap(descriptor, _AREA_BYTES)  # on a descriptor of its own
-        except BaseException:
-            self.handed_over()
-            raise
 
     @classmethod
     def create(cls) -> Area | None:
@@ -62,12 +57,9 @@ class Area:
             return None
         try:
             os.ftruncate(descriptor, _AREA_BYTES)
-        except OSError:
-            os.close(descriptor)
-            return None
-        try:
             return cls(descriptor)
         except OSError:
+            os.close(descriptor)
             return None
 
     def __reduce__(self) -> tuple[Callable[[_Duplicate], Area], tuple[_Duplicate]]:

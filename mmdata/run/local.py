@@ -26,7 +26,6 @@ R = TypeVar("R")
 
 MOST_WORKERS = 1024
 _BYTES_PER_WORKER = 32 << 20
-_AHEAD = SLOTS  # items with one worker: one in work, one waiting
 _STOCK = 2  # where the caller works: items that wait for whoever is free first
 _HELD = 16  # and pulled items whose turn has not come: what the caller has done may wait for one of the worker
 _ATTEMPTS = 2
@@ -157,7 +156,7 @@ class _Map:
         """limits: worker processes, processes at work, bytes in flight."""
         self._crew = crew
         self._spawned, most, self._byte_limit = limits
-        self._most_waiting, self._most_held = (1, (_AHEAD + 1) * most) if here is None else (_STOCK, _HELD)
+        self._most_waiting, self._most_held = (1, (SLOTS + 1) * most) if here is None else (_STOCK, _HELD)
         crew.functions += 1
         self._number = crew.functions
         self._build = pack(Build(self._number, build))
@@ -235,7 +234,7 @@ class _Map:
         if self._here is not None and not any(worker.ready or worker.warm for worker in self._crew.workers):
             return not self._crew.workers  # the first item starts one
         with_workers = sum(len(worker.tasks) for worker in self._crew.workers)
-        wanted = self._here is not None or with_workers < _AHEAD * self._spawned
+        wanted = self._here is not None or with_workers < SLOTS * self._spawned
         return wanted and self._within_limits()
 
     def _pull(self) -> bool:
@@ -266,23 +265,20 @@ class _Map:
                 worker = self._choose(fresh=task.deaths > 0)
                 if worker is None:
                     return
-                self._give(worker)
-
-    def _give(self, worker: Worker) -> None:
-        worker.hand(self._waiting.popleft())
+                worker.hand(self._waiting.popleft())
 
     def _refill(self, worker: Worker) -> None:
         """The next item for a worker that said something; by its receiver, as the caller may be at work for a while."""
         with self._handing:
             if worker.slots and self._waiting and not self._waiting[0].deaths and self._bytes <= self._byte_limit:
-                self._give(worker)
+                worker.hand(self._waiting.popleft())
 
     def _choose(self, fresh: bool) -> Worker | None:
         """The worker for the next task: an idle one, else a new one, else the one with the least to do.
 
         Where the caller works too, a new one gets nothing before it has loaded what it needs.
         """
-        free = [worker for worker in self._crew.workers if len(worker.tasks) < _AHEAD]
+        free = [worker for worker in self._crew.workers if len(worker.tasks) < SLOTS]
         best = min(free, key=lambda worker: len(worker.tasks), default=None)
         if len(self._crew.workers) < self._spawned and (fresh or best is None or best.tasks):
             best = self._crew.start()

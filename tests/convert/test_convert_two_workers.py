@@ -48,9 +48,9 @@ def test_two_workers_go_on_from_every_commit_to_the_bytes_of_one(
 
 def test_the_clock_of_commits_runs_on_from_phase_to_phase(tmp_path: Path) -> None:
     with Ledger(str(tmp_path / "work"), {}) as ledger:
-        tools = RunTools.of(None, ledger, None, 3600.0, print)  # type: ignore[arg-type]  # of no use here
+        tools = RunTools.of(None, ledger, None, None, 3600.0)  # type: ignore[arg-type]  # of no use here
         tools.clock.commit_if_due(lambda: pytest.fail("a commit before its time makes the run wait for the disk"))
-        RunTools.of(None, ledger, None, 0.0, print).clock.commit_if_due(lambda: {"phase": "sign"})  # type: ignore[arg-type]
+        RunTools.of(None, ledger, None, None, 0.0).clock.commit_if_due(lambda: {"phase": "sign"})  # type: ignore[arg-type]
         assert ledger.last() == {"phase": "sign"}
 
 
